@@ -1,0 +1,59 @@
+"""Every op of the decoder that is more than a matrix product, in plain torch.
+
+These are the definitions. Faster implementations are compared with them, and a CPU runs them as they are.
+Rows are tokens: nothing here knows of batches, sequences or caches.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Scale each row of x [..., hidden] to a root mean square of 1, then by weight [hidden] (Zhang & Sennrich, 2019).
+
+    The mean is taken in fp32 whatever the dtype of x: a sum of squares in 16 bits loses the small terms.
+    """
+    x32 = x.float()
+    inverse_rms = torch.rsqrt(x32.pow(2).mean(dim=-1, keepdim=True) + eps)
+    return (x32 * inverse_rms).to(x.dtype) * weight
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate each head of x [T, heads, head_dim] by its token's angles, cos and sin [T, head_dim / 2] (Su et al., 2021).
+
+    Half-split layout, as Hugging Face stores Llama and Qwen: element i is paired with element i + head_dim / 2.
+    """
+    first, second = x.chunk(2, dim=-1)  # [T, heads, head_dim / 2] each
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, head_dim / 2], the same for every head
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attend from each of T tokens to itself and those before it (Vaswani et al., 2017), with grouped KV heads.
+
+    Query head h reads KV head h // (heads / kv_heads) (Ainslie et al., 2023). K and V are never repeated in memory:
+    the query heads of one group are stacked as rows of one matrix product.
+
+    Args:
+        q: [T, heads, head_dim].
+        k, v: [T, kv_heads, head_dim].
+        scale: what q·k is multiplied by, normally head_dim ** -0.5.
+
+    Returns:
+        [T, heads, head_dim].
+    """
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    grouped = q.view(tokens, kv_heads, heads // kv_heads, head_dim)
+    scores = torch.einsum("tkgd,skd->kgts", grouped, k).float() * scale  # [kv_heads, group, T, T]
+    future = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(diagonal=1)
+    weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1).to(v.dtype)
+    return torch.einsum("kgts,skd->tkgd", weights, v).reshape(tokens, heads, head_dim)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """The gate of a SwiGLU MLP (Shazeer, 2020): silu(gate) · up, for gate_up [..., 2 · width] → [..., width]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up

@@ -1,0 +1,1 @@
+"""What turns a model into an engine: sampling and, later, steps over batches."""

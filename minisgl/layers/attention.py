@@ -1,0 +1,52 @@
+"""Grouped-query attention: projections, optional norms of q and k, rotation, and whatever backend attends."""
+
+from __future__ import annotations
+
+import minisgl_kernels as ops
+import torch
+from torch import nn
+
+from minisgl.core import ForwardBatch
+from minisgl.layers.linear import Linear, MergedLinear
+from minisgl.layers.norm import RMSNorm
+
+
+class Attention(nn.Module):
+    """One layer's attention (grouped heads: Ainslie et al., 2023). Where K and V are kept is the backend's business.
+
+    Args:
+        layer: this layer's index, by which the backend finds its K and V.
+        qk_norm_eps: with a number, q and k are normalised per head before rotation (Qwen3); None leaves them.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        bias: bool = False,
+        qk_norm_eps: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        kv_size = num_kv_heads * head_dim
+        self.qkv_proj = MergedLinear(
+            hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}, bias
+        )
+        self.q_norm = None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps)
+        self.k_norm = None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps)
+        self.o_proj = Linear(num_heads * head_dim, hidden_size, bias)
+
+    def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch) -> torch.Tensor:
+        """x [T, hidden], rope the batch's cosines and sines [T, head_dim / 2]; returns [T, hidden]."""
+        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [T, heads + 2 · kv_heads, head_dim]
+        q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = ops.apply_rope(q, *rope), ops.apply_rope(k, *rope)
+        attended = batch.attention.forward(q, k, v, self.layer, batch)  # [T, heads, head_dim]
+        out: torch.Tensor = self.o_proj(attended.flatten(1))
+        return out

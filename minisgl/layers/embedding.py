@@ -1,0 +1,18 @@
+"""The embedding table: a row of hidden_size numbers for each token of the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Embedding(nn.Module):
+    """Looks rows up on the way in; a model with tied embeddings multiplies by the same table on the way out."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # [T] → [T, hidden]
+        return F.embedding(input_ids, self.weight)

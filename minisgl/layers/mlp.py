@@ -1,0 +1,24 @@
+"""The gated MLP of Llama and its relatives."""
+
+from __future__ import annotations
+
+import minisgl_kernels as ops
+import torch
+from torch import nn
+
+from minisgl.layers.linear import Linear, MergedLinear
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) · up(x)) (SwiGLU, Shazeer, 2020)."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedLinear(
+            hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}, bias
+        )
+        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [T, hidden]
+        out: torch.Tensor = self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))
+        return out

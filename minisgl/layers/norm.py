@@ -1,0 +1,19 @@
+"""RMSNorm as a module."""
+
+from __future__ import annotations
+
+import minisgl_kernels as ops
+import torch
+from torch import nn
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation over the last dimension (Zhang & Sennrich, 2019)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [..., size]
+        return ops.rms_norm(x, self.weight, self.eps)

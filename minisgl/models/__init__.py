@@ -1,0 +1,1 @@
+"""Decoders, their configs and the loading of their weights."""

@@ -1,0 +1,90 @@
+"""The Llama decoder (Touvron et al., 2023), on which most open models are variations.
+
+Module names follow the Hugging Face checkpoint, so that the loader needs no table of renames.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minisgl.core import ForwardBatch
+from minisgl.layers.attention import Attention
+from minisgl.layers.embedding import Embedding
+from minisgl.layers.linear import Linear
+from minisgl.layers.mlp import GatedMLP
+from minisgl.layers.norm import RMSNorm
+from minisgl.layers.rotary import Rotary
+from minisgl.models.config import ModelConfig
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, layer: int, qk_norm: bool) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(
+            layer,
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.attention_bias,
+            config.rms_norm_eps if qk_norm else None,
+        )
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
+
+    def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, batch)
+        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm: ids in, hidden states out."""
+
+    def __init__(self, config: ModelConfig, qk_norm: bool) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, i, qk_norm) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = Rotary(config.head_dim, config.rope)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        x = self.embed_tokens(batch.input_ids)  # [T, hidden]
+        rope = self.rotary(batch.positions, x.dtype)
+        for layer in self.layers:
+            x = layer(x, rope, batch)
+        if batch.output_rows is not None:
+            x = x[batch.output_rows]  # the head is the largest matrix: spare it the rows nobody reads
+        out: torch.Tensor = self.norm(x)
+        return out
+
+
+class LlamaForCausalLM(nn.Module):
+    """A decoder and the head that turns hidden states into logits."""
+
+    qk_norm = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config, self.qk_norm)
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.norm.weight.dtype
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits of the batch's output rows: [R, vocab_size]."""
+        hidden = self.model(batch)
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(hidden, head.weight)
