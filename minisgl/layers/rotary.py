@@ -36,7 +36,7 @@ class Rotary:
     def __init__(self, head_dim: int, config: RopeConfig) -> None:
         # An explicit device: models are built on the meta device, where a table would hold no numbers.
         exponent = torch.arange(0, head_dim, 2, device="cpu", dtype=torch.float32) / head_dim
-        plain = config.rope_theta**-exponent  # [head_dim / 2] radians per position
+        plain = 1.0 / config.rope_theta**exponent  # [head_dim / 2] radians per position
         inv_freq, self.magnitude = ROPE_TYPES[config.rope_type](plain, head_dim, config)
         self._inv_freq = {torch.device("cpu"): inv_freq}
 
@@ -77,7 +77,7 @@ def _yarn(plain: torch.Tensor, head_dim: int, config: RopeConfig) -> tuple[torch
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     index = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu")
-    keep = 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
+    keep = 1 - ((index - first) / (last - first or 0.001)).clamp(0, 1)
     return plain * keep + plain / config.factor * (1 - keep), _yarn_magnitude(config)
 
 

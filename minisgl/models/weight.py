@@ -1,0 +1,122 @@
+"""Reads a checkpoint tensor by tensor into a model, and refuses one that does not fit it exactly.
+
+Never holds the checkpoint in memory: files are mapped, and each tensor goes straight to its place on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from minisgl.layers.linear import MergedLinear
+from minisgl.models.config import BadCheckpoint, read_json
+from minisgl.models.llama import LlamaForCausalLM
+
+
+def iter_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (Hugging Face name, tensor) of a folder of safetensors or of a .gguf file, one at a time, on the CPU."""
+    if path.suffix == ".gguf":
+        from minisgl.models.gguf import gguf_weights
+
+        yield from gguf_weights(path)
+        return
+    for shard in _shards(path):
+        try:
+            with safe_open(shard, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - not a dict
+                    yield name, tensors.get_tensor(name)
+        except SafetensorError as error:
+            raise BadCheckpoint(f"{shard} is damaged ({error}): fetch the model again") from None
+
+
+def _shards(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise FileNotFoundError(f"{folder} holds neither {single.name} nor {index.name}: fetch it in safetensors form")
+    shards = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise FileNotFoundError(f"{folder} lacks {_some(missing)} named by {index.name}: fetch the model again")
+    return shards
+
+
+def load_weights(
+    model: LlamaForCausalLM, weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Give the model, which is on the meta device, memory of this device and dtype, and fill it.
+
+    Raises:
+        BadCheckpoint: tensors are missing, left over, given twice, or of another shape or kind.
+    """
+    places = _allocate(model, device, dtype)
+    problems: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    head = None
+    for name, tensor in weights:
+        if name.endswith("rotary_emb.inv_freq"):  # written by old versions of transformers; ours are computed
+            continue
+        if name in seen:
+            problems.setdefault("given twice", []).append(name)
+        elif name == "lm_head.weight" and model.lm_head is None:
+            head = tensor
+        elif name not in places:
+            problems.setdefault("left over", []).append(name)
+        elif tensor.shape != places[name].shape:
+            shapes = f"{name} {list(tensor.shape)} for {list(places[name].shape)}"
+            problems.setdefault("of the wrong shape", []).append(shapes)
+        elif tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            problems.setdefault("of a kind that needs dequantisation", []).append(f"{name} {tensor.dtype}")
+        else:
+            places[name].copy_(tensor)
+        seen.add(name)
+    if missing := [name for name in places if name not in seen]:
+        problems["missing"] = missing
+    if problems:
+        found = "; ".join(f"{len(names)} {problem}: {_some(names)}" for problem, names in problems.items())
+        raise BadCheckpoint(f"the checkpoint does not fit {model.config.architecture}: {found}")
+    if head is not None and not torch.equal(head.to(device, dtype), model.model.embed_tokens.weight):
+        raise BadCheckpoint(
+            "lm_head.weight differs from model.embed_tokens.weight, but the config ties them (tie_word_embeddings)"
+        )
+
+
+def random_weights(
+    model: LlamaForCausalLM, seed: int, device: torch.device, dtype: torch.dtype, std: float = 0.02
+) -> None:
+    """Fill the model, which is on the meta device, with noise: the same for the same seed, on one kind of device.
+
+    Norms become 1; all else is normal with deviation std. Speed needs no checkpoint.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    _allocate(model, device, dtype)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.fill_(1)
+        else:  # drawn in fp32, so that a model in 16 bits is the rounding of the one in 32
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, device=device).mul_(std))
+
+
+def _allocate(model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Replace the meta parameters by uninitialised ones. Returns where each tensor of the checkpoint belongs."""
+    places: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        for kind, meta in list(module.named_parameters(recurse=False)):
+            data = torch.empty(meta.shape, device=device, dtype=dtype)
+            setattr(module, kind, nn.Parameter(data, requires_grad=False))
+            if isinstance(module, MergedLinear):
+                parent = path.rpartition(".")[0]
+                for part, rows in zip(module.parts, data.split(list(module.parts.values())), strict=True):
+                    places[f"{parent}.{part}.{kind}"] = rows
+            else:
+                places[f"{path}.{kind}"] = data
+    return places
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
