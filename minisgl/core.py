@@ -20,7 +20,7 @@ class SamplingParams:
         max_tokens: at most this many new tokens, ≥ 1.
         temperature: 0 is greedy; 1 samples from the model's own distribution; ≥ 0.
         top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1] (Holtzman et al., 2020).
+        top_p: keep the fewest tokens whose probabilities sum to at least this, in (0, 1] (Holtzman et al., 2020).
         min_p: drop tokens less probable than this fraction of the most probable one, in [0, 1].
         seed: same seed, same tokens; None draws a fresh one.
         ignore_eos: go on past end-of-sequence tokens, for benchmarks.

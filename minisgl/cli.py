@@ -1,0 +1,219 @@
+"""The command line: generate, chat, fetch, doctor. Flags come from the fields of the dataclasses they fill."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+import typing
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+from minisgl.config import EngineConfig
+from minisgl.core import SamplingParams
+
+if TYPE_CHECKING:
+    from minisgl.llm import LLM, Completion, Message
+
+T = TypeVar("T", EngineConfig, SamplingParams)
+
+_EXAMPLES = """\
+examples:
+  minisgl generate "Once upon a time" --max-tokens 40
+  minisgl generate --chat "What is the capital of France?" --stats
+  minisgl generate --chapter 1 "The first engine of the course:"
+  minisgl chat --temperature 0.7 --top-p 0.9
+  minisgl chat --model Qwen/Qwen3-0.6B
+"""
+_CHAT_HELP = "/reset starts over · /stats shows the work done · /exit or Ctrl-D leaves · Ctrl-C stops an answer"
+
+_notes = Console(stderr=True, highlight=False)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command. A user's mistake ends with one line on stderr and exit status 1."""
+    args = _parser().parse_args(argv)
+    from minisgl.hub import FetchError
+
+    try:
+        args.run(args)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `minisgl generate … | head`
+        sys.stderr.close()
+        sys.exit(0)
+    except (ValueError, OSError, FetchError, FloatingPointError, NotImplementedError) as error:
+        _notes.print(f"[bold red]minisgl:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "minisgl", description=__doc__, epilog=_EXAMPLES, formatter_class=RawDescriptionRichHelpFormatter
+    )
+    commands = parser.add_subparsers(metavar="command", required=True)
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
+        sub.set_defaults(run=run)
+        return sub
+
+    generate = command("generate", _generate, "Continue a prompt, printing the text as it comes.")
+    generate.add_argument("prompt", nargs="?", help="the text to continue; read from standard input when absent")
+    generate.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
+    generate.add_argument("--stats", action="store_true", help="print speed and work counts to stderr at the end")
+    chat = command("chat", _chat, "Talk with a model in the terminal.")
+    for sub in (generate, chat):
+        sub.add_argument("--system", help="the system message of a chat")
+        sub.add_argument("--chapter", type=int, help="use the engine as it stands at the end of this chapter")
+        _add_fields(sub.add_argument_group("engine"), EngineConfig)
+        _add_fields(sub.add_argument_group("sampling"), SamplingParams)
+    chat.set_defaults(max_tokens=1024)
+
+    fetch = command("fetch", _fetch, "Download and convert the course's default model, once.")
+    fetch.add_argument("--force", action="store_true", help="fetch again although the model is there")
+    command("doctor", _doctor, "Show what this machine has, and which chapters will run on it.")
+    return parser
+
+
+def _add_fields(group: argparse._ArgumentGroup, cls: type[EngineConfig] | type[SamplingParams]) -> None:
+    """One flag a field, of the field's type; its help is the field's line in the class's docstring."""
+    hints, texts = typing.get_type_hints(cls), _field_texts(cls)
+    for field in fields(cls):
+        flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
+        options = typing.get_args(hint)
+        kind = next((o for o in options if o is not type(None)), str) if options else hint
+        settings: dict[str, Any] = {"help": f"{texts[field.name]} (default: {field.default})", "default": None}
+        if kind is bool:
+            settings |= {"action": argparse.BooleanOptionalAction}
+        elif isinstance(kind, str):  # Literal["a", "b"]
+            settings |= {"choices": options}
+        else:
+            settings |= {"type": kind, "metavar": field.name.split("_")[-1].upper()}
+        group.add_argument(flag, **settings)
+
+
+def _field_texts(cls: type) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for line in (inspect.getdoc(cls) or "").partition("Args:\n")[2].partition("\n\n")[0].splitlines():
+        name, _, text = line.strip().partition(": ")
+        texts[name] = text.rstrip(".").replace("%", "%%")
+    return texts
+
+
+def _given(cls: type[T], args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a dataclass that the user set on the command line."""
+    return {f.name: value for f in fields(cls) if (value := getattr(args, f.name)) is not None}
+
+
+def _load(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
+    params = SamplingParams(**_given(SamplingParams, args))  # before the model: a wrong value should not cost a load
+    chosen = _given(EngineConfig, args)
+    config = EngineConfig(**chosen) if args.chapter is None else EngineConfig.chapter(args.chapter, **chosen)
+    with _notes.status(f"loading {config.model} …"):
+        from minisgl.llm import LLM
+
+        llm = LLM(config)
+    return llm, params
+
+
+def _generate(args: argparse.Namespace) -> None:
+    prompt = sys.stdin.read() if args.prompt is None else args.prompt
+    llm, params = _load(args)
+    messages = _opening(args)
+    as_chat = args.chat or bool(messages)
+    completion = _print_answer(llm, [*messages, {"role": "user", "content": prompt}] if as_chat else prompt, params)
+    if args.stats:
+        _print_stats(llm, completion)
+
+
+def _chat(args: argparse.Namespace) -> None:
+    llm, params = _load(args)
+    _notes.print(f"[bold]{llm.config.model}[/] on {llm.device}. {_CHAT_HELP}")
+    messages = _opening(args)
+    while True:
+        try:
+            line = _ask()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            _notes.print(_CHAT_HELP)
+            continue
+        if not line.startswith("/"):
+            messages = _turn(llm, messages, line, params) if line else messages
+        elif line == "/reset":
+            messages = _opening(args)
+            _notes.print("starting over")
+        elif line == "/stats":
+            _print_stats(llm)
+        elif line in ("/exit", "/quit"):
+            return
+        else:
+            _notes.print(f"unknown command {line}. {_CHAT_HELP}")
+
+
+def _turn(llm: LLM, messages: list[Message], question: str, params: SamplingParams) -> list[Message]:
+    """Answer one question; the conversation grows by it, or stays as it was when it does not fit."""
+    asked: list[Message] = [*messages, {"role": "user", "content": question}]
+    try:
+        answer = _print_answer(llm, asked, params).text
+    except ValueError as error:
+        _notes.print(f"[bold red]minisgl:[/] {escape(str(error))} (or /reset)", soft_wrap=True)
+        return messages
+    return [*asked, {"role": "assistant", "content": answer}]
+
+
+def _ask() -> str:
+    with suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401  line editing and history for input()
+    return input("> ").strip()
+
+
+def _opening(args: argparse.Namespace) -> list[Message]:
+    return [{"role": "system", "content": args.system}] if args.system else []
+
+
+def _print_answer(llm: LLM, prompt: Any, params: SamplingParams) -> Completion:
+    """Print an answer as it comes. Ctrl-C ends it, and what was said so far stays."""
+    from minisgl.llm import Completion
+
+    completion = Completion(prompt_tokens=0)
+    try:
+        for piece, completion in llm.stream(prompt, params):  # noqa: B007  the last one is the answer
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        _notes.print("[dim] stopped[/]", end="")
+    print()
+    return completion
+
+
+def _print_stats(llm: LLM, completion: Completion | None = None) -> None:
+    if completion is not None:
+        _notes.print(
+            f"{completion.prompt_tokens} prompt tokens, {len(completion.token_ids)} new "
+            f"({completion.finish_reason or 'cut off'}) · first token after {completion.first_token_s:.2f} s, "
+            f"then {completion.decode_tokens_per_s:.1f} tokens/s"
+        )
+    work = llm.work
+    _notes.print(
+        f"work: {work.steps} steps, {work.tokens_computed:,} tokens computed, "
+        f"KV cache {work.kv_bytes_written / 1e6:,.1f} MB written, {work.kv_bytes_read / 1e6:,.1f} MB read"
+    )
+
+
+def _fetch(args: argparse.Namespace) -> None:
+    from minisgl import hub
+
+    print(hub.fetch(force=args.force))
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from minisgl import doctor
+
+    doctor.main()

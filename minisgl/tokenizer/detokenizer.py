@@ -1,0 +1,50 @@
+"""Token ids to text while they arrive, so that the pieces joined equal the decode of all ids.
+
+A token can end in the middle of a character, and a tokenizer may decode a token differently at the start of a text
+than after another. So text is held back until its last character is whole, and each piece is decoded together with
+the tokens of the piece before it (the two-offset scheme of vLLM and SGLang).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+INCOMPLETE = "\ufffd"  # what a decoder puts where bytes do not form a character
+
+
+class Decoder(Protocol):
+    """The part of a Hugging Face tokenizer that is needed here."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str: ...
+
+
+class IncrementalDetokenizer:
+    """Feed ids with `push`, print what it returns, and end with `flush`."""
+
+    def __init__(self, tokenizer: Decoder, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._context: list[int] = []  # ids of the last piece, already given out
+        self._pending: list[int] = []  # ids whose text is still held back
+
+    def push(self, token_id: int) -> str:
+        """Take one id; return the text that is now certain, often empty."""
+        self._pending.append(token_id)
+        text = self._pending_text()
+        if not text or text.endswith(INCOMPLETE):
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        """The text still held back: nothing more will come that could complete it."""
+        text = self._pending_text()
+        self._context, self._pending = [], []
+        return text
+
+    def _pending_text(self) -> str:
+        before = self._decode(self._context)
+        return self._decode(self._context + self._pending)[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
