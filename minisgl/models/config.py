@@ -118,7 +118,7 @@ class ModelConfig:
             return cls.from_hf(*gguf_config(path))
         config, generation = path / "config.json", path / "generation_config.json"
         if not config.is_file():
-            raise FileNotFoundError(f"{path} holds no config.json: is it the folder of a Hugging Face model?")
+            raise BadCheckpoint(f"{path} holds no config.json: is it the folder of a Hugging Face model?")
         return cls.from_hf(read_json(config), read_json(generation) if generation.is_file() else None)
 
     @classmethod

@@ -38,11 +38,11 @@ def _shards(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
-        raise FileNotFoundError(f"{folder} holds neither {single.name} nor {index.name}: fetch it in safetensors form")
+        raise BadCheckpoint(f"{folder} holds neither {single.name} nor {index.name}: fetch it in safetensors form")
     shards = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
-        raise FileNotFoundError(f"{folder} lacks {_some(missing)} named by {index.name}: fetch the model again")
+        raise BadCheckpoint(f"{folder} lacks {_some(missing)} named by {index.name}: fetch the model again")
     return shards
 
 
@@ -111,7 +111,7 @@ def _allocate(model: nn.Module, device: torch.device, dtype: torch.dtype) -> dic
             setattr(module, kind, nn.Parameter(data, requires_grad=False))
             if isinstance(module, MergedLinear):
                 parent = path.rpartition(".")[0]
-                for part, rows in zip(module.parts, data.split(list(module.parts.values())), strict=True):
+                for part, rows in zip(module.parts, torch.split(data, list(module.parts.values())), strict=True):
                     places[f"{parent}.{part}.{kind}"] = rows
             else:
                 places[f"{path}.{kind}"] = data

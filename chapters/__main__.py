@@ -1,0 +1,156 @@
+"""Write the engine's functions yourself, chapter by chapter, and run the engine with yours inside."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.syntax import Syntax
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+from chapters import progress, replace, symbols, workspace
+from chapters.manifest import CourseError, find_chapter, find_task, load_chapters
+
+_EXAMPLES = """\
+a chapter, from start to end:
+  python -m chapters start 1                 writes workspace/ch01/*.py with gaps
+  pytest tests/ch01_naive_decode --mine      tests what you wrote
+  python -m chapters hint 01.1               and `hint 01.1 2` for the second one
+  python -m chapters status                  what is done
+  python -m chapters run 1 chat              chat through your own code
+"""
+_out = Console(highlight=False, soft_wrap=True)
+_notes = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+def main(argv: Sequence[str] | None = None, root: Path = symbols.ROOT) -> int:
+    """Run one command. A mistake ends with one line on stderr and exit status 1."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(root, args) or 0
+    except (CourseError, symbols.UnknownSymbol) as error:
+        _notes.print("[bold red]chapters:[/]", end=" ")
+        _notes.print(str(error), markup=False)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m chapters",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=RawDescriptionRichHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="command", required=True)
+
+    def command(name: str, run: object, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
+        sub.set_defaults(run=run)
+        return sub
+
+    command("start", _start, "Write the chapter's files, with gaps for you to fill.").add_argument(
+        "chapter", type=int, help="the chapter's number"
+    )
+    command("status", _status, "Show which tasks are done.")
+    hint = command("hint", _hint, "Show a hint for a task.")
+    hint.add_argument("task", help="the task's id, such as 01.2")
+    hint.add_argument("number", type=int, nargs="?", default=1, help="1 nudges (the default), 2 says how")
+    command("solution", _solution, "Show the engine's own code for a task.").add_argument(
+        "task", help="the task's id, such as 01.2"
+    )
+    run = command("run", _run, "Run the complete engine with your files inside.")
+    run.add_argument("chapter", type=int, help="the chapter's number; your files of earlier chapters are used too")
+    run.add_argument("args", nargs=argparse.REMAINDER, help="what follows minisgl: chat, or generate and a prompt …")
+    command("reset", _reset, "Begin a chapter again; your old files are kept as a backup.").add_argument(
+        "chapter", type=int, help="the chapter's number"
+    )
+    command("check", _check, "For authors: try stubs, final modules and wrong answers against the tests.").add_argument(
+        "chapter", type=int, nargs="?", help="only this chapter"
+    )
+    figures = command("figures", _figures, "For authors: draw the figures of all pages.")
+    figures.add_argument("--check", action="store_true", help="write nothing; exit 1 if a figure is stale")
+    return parser
+
+
+def _start(root: Path, args: argparse.Namespace) -> None:
+    chapter = find_chapter(load_chapters(root), args.chapter)
+    for path in workspace.start(root, chapter):
+        _out.print(f"wrote [bold]{path.relative_to(root)}[/]")
+    _out.print(f"\nchapter {chapter.number}: {chapter.title}, about {chapter.minutes} minutes")
+    own = workspace.files(root, chapter)
+    for task in chapter.tasks:
+        _out.print(f"  {task.id}  {task.title}: [bold]{task.qualname}[/] in {own[task.module].relative_to(root)}")
+    _out.print(f"\nread   chapters/{chapter.name}/index.md\nverify pytest {chapter.test_folder} --mine")
+
+
+def _status(root: Path, args: argparse.Namespace) -> None:
+    chapters = load_chapters(root)
+    _out.print(progress.table(root, chapters))
+    started = [chapter for chapter in chapters if workspace.is_started(root, chapter)]
+    if started:
+        _out.print(f"\n{progress.advice(root, chapters, started[-1])}")
+    elif chapters:
+        _out.print(f"\nnext: python -m chapters start {chapters[0].number}")
+
+
+def _hint(root: Path, args: argparse.Namespace) -> None:
+    _, task = find_task(load_chapters(root), args.task)
+    if not 1 <= args.number <= len(task.hints):
+        raise CourseError(f"task {task.id} has no hint {args.number}; it has {len(task.hints)}")
+    _out.print(f"[bold]{task.id} {task.title}[/], hint {args.number} of {len(task.hints)}")
+    _out.print(task.hints[args.number - 1], markup=False)
+    if args.number < len(task.hints):
+        _out.print(f"[dim]more: python -m chapters hint {task.id} {args.number + 1}[/]")
+
+
+def _solution(root: Path, args: argparse.Namespace) -> None:
+    _, task = find_task(load_chapters(root), args.task)
+    symbol = symbols.find(root, task.symbol)
+    first = symbols.first_line(symbol.node)
+    _out.print(f"[bold]{task.id} {task.title}[/], {symbol.path}:{first}")
+    _out.print(Syntax(symbol.source, "python", background_color="default"), soft_wrap=False)
+
+
+def _reset(root: Path, args: argparse.Namespace) -> None:
+    chapter = find_chapter(load_chapters(root), args.chapter)
+    backup = workspace.reset(root, chapter)
+    progress.forget(root, chapter)
+    _out.print(f"chapter {chapter.number} begins again; your old files are in {backup.relative_to(root)}")
+
+
+def _run(root: Path, args: argparse.Namespace) -> int:
+    chapters = load_chapters(root)
+    files = workspace.files_up_to(root, chapters, find_chapter(chapters, args.chapter))
+    for module, path in files.items():
+        _notes.print(f"[dim]{path.relative_to(root)} in place of {module}[/]")
+    sys.path[:0] = [str(root), str(root / "kernels")]
+    replace.install(files)
+    from minisgl.cli import main as minisgl
+
+    command, rest = args.args[:1], args.args[1:]
+    chapter = ["--chapter", str(args.chapter)] if command and not command[0].startswith("-") else []
+    minisgl([*command, *chapter, *rest])
+    return 0
+
+
+def _check(root: Path, args: argparse.Namespace) -> int:
+    from chapters.check import check
+
+    chapters = load_chapters(root)
+    chosen = chapters if args.chapter is None else [find_chapter(chapters, args.chapter)]
+    return 0 if check(root, chosen, _out) else 1
+
+
+def _figures(root: Path, args: argparse.Namespace) -> int:
+    from chapters.figures import main as figures
+
+    return figures(["--check"] if args.check else [])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""Wrong answers made from right ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chapters import symbols
+from chapters.manifest import CourseError, Mutant
+
+
+def mutate(root: Path, mutant: Mutant) -> str:
+    """The text of the mutant's module with its one edit.
+
+    Raises:
+        CourseError: the edit no longer fits the source, or what it makes is not Python.
+    """
+    symbol = symbols.find(root, mutant.symbol)
+    if (count := symbol.source.count(mutant.old)) != 1:
+        raise CourseError(f"its `replace` stands {count} times in {mutant.symbol}, but must stand there once")
+    lines = (root / symbol.path).read_text(encoding="utf-8").split("\n")
+    start, end = symbols.first_line(symbol.node) - 1, symbol.node.end_lineno
+    lines[start:end] = [symbol.source.replace(mutant.old, mutant.new)]
+    text = "\n".join(lines)
+    try:
+        compile(text, str(symbol.path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise CourseError(f"it is not Python: line {error.lineno}: {error.msg}") from None
+    return text

@@ -1,0 +1,127 @@
+"""The reader's files: workspace/chNN/<module>.py, one for each module that has tasks in the chapter."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import count
+from pathlib import Path
+
+from chapters import symbols
+from chapters.manifest import Chapter, CourseError, Task
+from chapters.stubs import stub
+
+
+def folder(root: Path, chapter: Chapter) -> Path:
+    """Where a chapter's files are kept."""
+    return root / "workspace" / f"ch{chapter.number:02d}"
+
+
+def files(root: Path, chapter: Chapter) -> dict[str, Path]:
+    """The reader's file for each of the chapter's modules, there or not."""
+    shared = Counter(module.rpartition(".")[2] for module in chapter.modules)
+    return {module: folder(root, chapter) / f"{_file_name(module, shared)}.py" for module in chapter.modules}
+
+
+def _file_name(module: str, shared: Counter[str]) -> str:
+    package, _, name = module.rpartition(".")
+    return name if shared[name] == 1 else f"{package.rpartition('.')[2]}_{name}"
+
+
+def is_started(root: Path, chapter: Chapter) -> bool:
+    """Whether the reader has begun this chapter."""
+    return folder(root, chapter).is_dir()
+
+
+def start(root: Path, chapter: Chapter) -> list[Path]:
+    """Write the stubs that are not there yet, and say which.
+
+    Raises:
+        CourseError: all are there.
+    """
+    missing = {module: path for module, path in files(root, chapter).items() if not path.exists()}
+    if not missing:
+        raise CourseError(
+            f"chapter {chapter.number} is started already, in {_show(root, folder(root, chapter))}: go on there, or "
+            f"begin again with `python -m chapters reset {chapter.number}`, which keeps a copy"
+        )
+    texts = {path: stub(root, chapter, module) for module, path in missing.items()}
+    folder(root, chapter).mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    return list(texts)
+
+
+def reset(root: Path, chapter: Chapter) -> Path:
+    """Begin the chapter again; returns where the old files are kept."""
+    old = folder(root, chapter)
+    if not is_started(root, chapter):
+        raise CourseError(f"chapter {chapter.number} is not started: `python -m chapters start {chapter.number}`")
+    backups = (old.with_name(f"{old.name}.backup-{n}") for n in count(1))
+    backup = next(path for path in backups if not path.exists())
+    old.rename(backup)
+    start(root, chapter)
+    return backup
+
+
+def own_files(root: Path, chapter: Chapter) -> dict[str, Path]:
+    """The reader's files of one chapter, all of them, checked."""
+    found = files(root, chapter)
+    if missing := [path for path in found.values() if not path.exists()]:
+        raise CourseError(f"there is no {_show(root, missing[0])}: run `python -m chapters start {chapter.number}`")
+    _examine(root, chapter, found)
+    return found
+
+
+def files_up_to(root: Path, chapters: Iterable[Chapter], last: Chapter) -> dict[str, Path]:
+    """The reader's files of a chapter; the files of earlier started chapters fill in for other modules."""
+    found: dict[str, Path] = {}
+    for chapter in chapters:
+        if chapter.number < last.number:
+            there = {module: path for module, path in files(root, chapter).items() if path.exists()}
+            _examine(root, chapter, there)
+            found |= there
+    return found | own_files(root, last)
+
+
+def _examine(root: Path, chapter: Chapter, found: Mapping[str, Path]) -> None:
+    """Refuse files that are not Python or whose task functions cannot be called as the engine calls them."""
+    for module, path in found.items():
+        try:
+            source = path.read_bytes()
+            compile(source, str(path), "exec", dont_inherit=True)
+        except SyntaxError as error:
+            raise CourseError(f"{_show(root, path)}:{error.lineno or 1}: syntax error: {error.msg}") from None
+        tree = ast.parse(source)
+        for task in chapter.tasks:
+            if task.module == module:
+                _examine_task(root, task, path, tree)
+
+
+def _examine_task(root: Path, task: Task, path: Path, tree: ast.Module) -> None:
+    expected = _parameters(symbols.find(root, task.symbol).node)
+    node = symbols.definition(tree, task.qualname)
+    if node is None:
+        raise CourseError(
+            f"{_show(root, path)}: there is no {task.qualname} any more; task {task.id} is the body of "
+            f"{task.qualname}({', '.join(expected)})"
+        )
+    if (found := _parameters(node)) != expected:
+        raise CourseError(
+            f"{_show(root, path)}:{node.lineno}: {task.qualname} takes ({', '.join(found)}), but the engine calls it "
+            f"with ({', '.join(expected)}): restore the parameters' names and order"
+        )
+
+
+def _parameters(node: symbols.Definition) -> list[str]:
+    if isinstance(node, ast.ClassDef):
+        return []
+    args = node.args
+    starred = [f"*{args.vararg.arg}"] if args.vararg else ["*"] if args.kwonlyargs else []
+    double = [f"**{args.kwarg.arg}"] if args.kwarg else []
+    return [*(a.arg for a in [*args.posonlyargs, *args.args]), *starred, *(a.arg for a in args.kwonlyargs), *double]
+
+
+def _show(root: Path, path: Path) -> str:
+    return path.relative_to(root).as_posix()
