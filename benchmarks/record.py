@@ -22,8 +22,9 @@ def save(name: str, data: dict[str, Any], device: str = "cpu") -> Path:
         "versions": {"python": platform.python_version()} | {p: version(p) for p in ("torch", "transformers")},
         "commit": _commit(),
         "date": date.today().isoformat(),
-        "command": "python -m " + Path(sys.argv[0]).resolve().relative_to(RESULTS.parents[1]).with_suffix("").as_posix()
-        .replace("/", ".") + "".join(f" {arg}" for arg in sys.argv[1:]),
+        "command": "python -m "
+        + Path(sys.argv[0]).resolve().relative_to(RESULTS.parents[1]).with_suffix("").as_posix().replace("/", ".")
+        + "".join(f" {arg}" for arg in sys.argv[1:]),
         "data": data,
     }
     RESULTS.mkdir(exist_ok=True)

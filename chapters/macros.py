@@ -36,7 +36,7 @@ def task(task_id: str) -> str:
     _, entry = find_task(load_chapters(ROOT), task_id)
     symbol = find(ROOT, entry.symbol)
     parts = [
-        f"`{entry.symbol}` · about {entry.lines} lines",
+        f"`{entry.symbol}` · about {entry.lines} line{'s' if entry.lines > 1 else ''}",
         _fence(f"{_signature_and_docstring(symbol)}\n    ...", symbol.path.as_posix()),
         _fence(f"pytest {' '.join(entry.tests)} --mine", "verify", "bash"),
         *(f'??? tip "Hint {n}"\n{_inside(hint)}' for n, hint in enumerate(entry.hints, 1)),

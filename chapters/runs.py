@@ -44,7 +44,8 @@ def run_all(root: Path, runs: Mapping[str, Run], timeout_s: float) -> Iterator[t
     """The outcome of each run, as they end, a few at a time."""
     forking = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if forking else "spawn")
-    context.set_forkserver_preload(PRELOAD)
+    if forking:
+        context.set_forkserver_preload(PRELOAD)
     waiting = list(reversed(runs.items()))
     active: dict[Connection, tuple[str, BaseProcess, float]] = {}
     try:

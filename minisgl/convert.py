@@ -40,9 +40,13 @@ def convert(gguf: Path, folder: Path) -> None:
     config["dtype"] = "bfloat16"
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "generation_config.json").write_text(json.dumps(generation_config, indent=2))
-    bar = tqdm(iter_weights(gguf), desc="convert", unit="tensor", total=len(open_gguf(gguf).tensors), disable=None)
-    weights = {name: tensor.to(torch.bfloat16) for name, tensor in bar}
-    tokenizer = gguf_tokenizer(gguf)
+    weights = {}
+    with tqdm(desc="convert", total=len(open_gguf(gguf).tensors), unit="tensor", disable=None) as bar:
+        for name, tensor in iter_weights(gguf):
+            weights[name] = tensor.to(torch.bfloat16)
+            bar.update()
+        bar.set_description("tokenizer")
+        tokenizer = gguf_tokenizer(gguf)
     tokenizer.model_max_length = config["max_position_embeddings"]
     with _write_errors():
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

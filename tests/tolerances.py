@@ -32,7 +32,7 @@ SMOLLM2_LOGITS = Tolerance(
 ROPE_FREQUENCIES = Tolerance(
     atol=0,
     rtol=3e-7,
-    why="fp32; where a factor is no power of two, the scalings' products in another order: two units in the last place.",
+    why="fp32; a scaling by no power of two has its products in another order: two units in the last place.",
 )
 ROPE_ANGLES = Tolerance(
     atol=1e-6,

@@ -14,38 +14,17 @@ from typing import Any
 
 from minisgl.layers.rotary import RopeConfig
 
-_SHARED: dict[str, Any] = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-}
 # The fields that shape each decoder, with transformers' defaults: a config may leave any of them out.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": _SHARED
-    | {
-        "vocab_size": 32000,
-        "intermediate_size": 11008,
-        "num_key_value_heads": None,  # as many as query heads
-        "head_dim": None,  # hidden_size / num_attention_heads
-        "max_position_embeddings": 2048,
-        "mlp_bias": False,
-        "eos_token_id": 2,
-    },
-    "Qwen3ForCausalLM": _SHARED
-    | {
-        "vocab_size": 151936,
-        "intermediate_size": 22016,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-        "eos_token_id": None,
-    },
-}
-SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
-SIZES |= {"max_position_embeddings"}
+_SHARED: dict[str, Any] = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_SHARED |= {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False}
+_LLAMA: dict[str, Any] = {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048}
+_LLAMA |= {"num_key_value_heads": None, "head_dim": None}  # None: follows from num_attention_heads
+_LLAMA |= {"mlp_bias": False, "eos_token_id": 2}
+_QWEN3: dict[str, Any] = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+_QWEN3 |= {"num_key_value_heads": 32, "head_dim": 128, "eos_token_id": None}
+DEFAULTS = {"LlamaForCausalLM": _SHARED | _LLAMA, "Qwen3ForCausalLM": _SHARED | _QWEN3}
+SIZES = {"vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings"}
+SIZES |= {"num_hidden_layers", "num_attention_heads"}
 READ_APART = {"architectures", "dtype", "torch_dtype", "rope_theta", "rope_scaling", "rope_parameters"}
 # Fields that any other value would make a different computation.
 ONLY: dict[str, object] = {
@@ -67,16 +46,13 @@ HARMLESS = (
     | {"transformers.js_config", "transformers_version"}
 )
 DTYPES = ("float32", "bfloat16", "float16")
+_YARN = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
 # The fields that each rope type needs, and those it may have.
 ROPE_FIELDS: dict[str, tuple[set[str], set[str]]] = {
     "default": (set(), set()),
     "linear": ({"factor"}, set()),
     "llama3": ({"factor", "low_freq_factor", "high_freq_factor"}, {"original_max_position_embeddings"}),
-    "yarn": (
-        {"factor"},
-        {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
-        | {"mscale", "mscale_all_dim", "truncate"},
-    ),
+    "yarn": ({"factor"}, {"original_max_position_embeddings"} | _YARN),
 }
 
 
@@ -139,12 +115,8 @@ class ModelConfig:
         heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
         kv_heads = heads if fields["num_key_value_heads"] is None else fields["num_key_value_heads"]
         head_dim = hidden / heads if fields["head_dim"] is None else fields["head_dim"]
-        _require(
-            _is_size(kv_heads) and heads % kv_heads == 0,
-            "num_key_value_heads",
-            kv_heads,
-            f"a divisor of the {heads} attention heads",
-        )
+        divides = _is_size(kv_heads) and heads % kv_heads == 0
+        _require(divides, "num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
         _require(head_dim > 0 and head_dim % 2 == 0, "head_dim", head_dim, "an even number, which RoPE can pair")
         dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
         _require(dtype in DTYPES, "dtype", dtype, _any_of(DTYPES))

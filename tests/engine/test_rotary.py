@@ -8,7 +8,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from minisgl.layers.rotary import ROPE_TYPES, Rotary, RopeConfig
+from minisgl.layers.rotary import ROPE_TYPES, RopeConfig, Rotary
 from minisgl.models.config import ROPE_FIELDS
 from tests.helpers import ROPES, hf_json, tiny_config
 from tests.tolerances import ROPE_ANGLES, ROPE_FREQUENCIES

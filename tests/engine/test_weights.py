@@ -65,7 +65,7 @@ def test_a_shard_that_the_index_names_must_exist(checkpoint, tmp_path):
     write_shards(checkpoint, tmp_path)
     (tmp_path / "model-00001-of-00002.safetensors").unlink()
 
-    with pytest.raises(FileNotFoundError, match=r"lacks model-00001-of-00002\.safetensors named by .*index\.json"):
+    with pytest.raises(BadCheckpoint, match=r"lacks model-00001-of-00002\.safetensors named by .*index\.json"):
         next(iter_weights(tmp_path))
 
 
@@ -81,7 +81,7 @@ def write_shards(checkpoint, folder) -> None:
 def test_a_folder_without_safetensors_is_refused(tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
 
-    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+    with pytest.raises(BadCheckpoint, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
         next(iter_weights(tmp_path))
 
 

@@ -1,0 +1,93 @@
+"""The built HTML, without a browser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlparse
+
+import pytest
+
+from chapters.manifest import load_chapters
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("site")
+
+
+@dataclass
+class _Page(HTMLParser):
+    """What a page defines and what it needs."""
+
+    path: Path
+    ids: set[str] = field(default_factory=set)
+    links: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)  # fetched without a click
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attrs if value}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        if "src" in values:
+            self.loads.append(values["src"])
+        if "href" in values:
+            (self.links if tag == "a" else self.loads).append(values["href"])
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, _Page]:
+    paths = (path for path in site.rglob("*.html") if path.name != "404.html")  # made for a server's root
+    return {path: _Page(path) for path in paths}
+
+
+def test_every_chapter_has_its_page_and_its_notebook(site):
+    for chapter in load_chapters(ROOT):
+        assert (site / chapter.name / "index.html").is_file()
+        assert (site / "notebooks" / chapter.name / "index.html").is_file()
+
+
+def test_every_task_has_its_box_and_its_solution_on_its_chapters_page(site):
+    for chapter in load_chapters(ROOT):
+        html = (site / chapter.name / "index.html").read_text(encoding="utf-8")
+        for task in chapter.tasks:
+            assert f'id="task-{task.id}"' in html, f"{chapter.name} lacks task({task.id!r})"
+            assert f"Solution {task.id} " in html, f"{chapter.name} lacks solution({task.id!r})"
+
+
+def test_every_internal_link_leads_to_a_page_and_an_anchor_that_exist(pages):
+    broken = []
+    for page in pages.values():
+        for link in page.links:
+            address, anchor = urldefrag(link)
+            if urlparse(address).scheme or address.startswith("//"):
+                continue
+            target = (page.path.parent / unquote(address)).resolve() if address else page.path
+            target = target / "index.html" if target.is_dir() else target
+            if not target.is_file() or (anchor and target in pages and unquote(anchor) not in pages[target].ids):
+                broken.append(f"{page.path.parent.name}: {link}")
+    assert not broken
+
+
+def test_every_image_script_and_stylesheet_is_in_the_site(pages):
+    missing = []
+    for page in pages.values():
+        for load in page.loads:
+            address = unquote(urldefrag(load)[0])
+            if address.startswith("data:"):
+                continue
+            if not (page.path.parent / address).exists():
+                missing.append(f"{page.path.parent.name}: {load}")
+    assert not missing
+
+
+def test_sources_of_the_course_machine_are_not_published(site):
+    assert not [path for path in site.rglob("*") if path.suffix in {".py", ".yml"}]
+
+
+def test_the_glossary_is_in_alphabetical_order():
+    text = (ROOT / "chapters/reference/glossary.md").read_text(encoding="utf-8")
+    terms = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert terms == sorted(terms, key=str.lower)
