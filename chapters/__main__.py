@@ -113,7 +113,7 @@ def _solution(root: Path, args: argparse.Namespace) -> None:
     symbol = symbols.find(root, task.symbol)
     first = symbols.first_line(symbol.node)
     _out.print(f"[bold]{task.id} {task.title}[/], {symbol.path}:{first}")
-    _out.print(Syntax(symbol.source, "python", background_color="default"), soft_wrap=False)
+    _out.print(Syntax("", "python", background_color="default").highlight(symbol.source))
 
 
 def _reset(root: Path, args: argparse.Namespace) -> None:

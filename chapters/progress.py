@@ -17,7 +17,7 @@ STYLES = {"done": "green", "failing": "red", "not run": "yellow", "not started":
 
 def record(root: Path, outcomes: Mapping[str, str]) -> None:
     """Remember "done" or "failing" for these tasks."""
-    _save(root, _load(root) | outcomes)
+    _save(root, {**_load(root), **outcomes})
 
 
 def forget(root: Path, chapter: Chapter) -> None:
@@ -53,13 +53,13 @@ def advice(root: Path, chapters: Sequence[Chapter], chapter: Chapter) -> str:
 
 def table(root: Path, chapters: Sequence[Chapter]) -> Table:
     """Chapters down, tasks across."""
-    grid = Table(box=None, pad_edge=False)
-    grid.add_column("chapter")
+    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    grid.add_column("chapter", no_wrap=True)
     for number in range(1, max((len(chapter.tasks) for chapter in chapters), default=0) + 1):
         grid.add_column(f".{number}")
     for chapter in chapters:
         cells = (f"[{STYLES[state]}]{state}[/]" for state in states(root, chapter).values())
-        grid.add_row(f"{chapter.number:02d} {chapter.title}", *cells)
+        grid.add_row(chapter.name.replace("_", " ", 1), *cells)
     return grid
 
 

@@ -19,7 +19,8 @@ from chapters import replace
 
 WORKERS = 2
 TIMEOUT_S = 180.0  # a run takes seconds
-PRELOAD = ["hypothesis", "pytest", "rich.progress", "torch", "transformers", "yaml"]  # nothing that a run replaces
+# Imported once for all runs, so nothing that one replaces. torch.testing would import torch.distributed.tensor anew.
+PRELOAD = ["hypothesis", "pytest", "rich.progress", "torch", "torch.distributed.tensor", "transformers", "yaml"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def run_all(root: Path, runs: Mapping[str, Run], timeout_s: float) -> Iterator[t
     context = multiprocessing.get_context("forkserver" if forking else "spawn")
     if forking:
         context.set_forkserver_preload(PRELOAD)
-    waiting = list(reversed(runs.items()))
+    waiting = list(runs.items())[::-1]
     active: dict[Connection, tuple[str, BaseProcess, float]] = {}
     try:
         while waiting or active:

@@ -1,0 +1,130 @@
+"""`pytest tests/chNN_slug --mine`, run as a reader runs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from chapters import progress, workspace
+from chapters.manifest import load_chapters
+
+MINE = "workspace/ch01/sums.py"
+ANSWERS = {
+    'raise NotImplementedError("01.1 Double: see chapters/01_sums")': "return 2 * x",
+    'raise NotImplementedError("01.2 Add \\"twice\\": see chapters/01_sums")': "return x * times",
+    'raise NotImplementedError("01.3 Count down: see chapters/01_sums")': "yield from range(n, 0, -1)",
+}
+
+
+@pytest.fixture
+def mine(root, edit, python):
+    """Start chapter 1, write some of the answers, and return a function that runs the tests."""
+    chapter = load_chapters(root)[0]
+    workspace.start(root, chapter)
+
+    def mine(*args: str, answers: int = 0) -> tuple[str, int, list[str]]:
+        for old, new in list(ANSWERS.items())[:answers]:
+            edit(MINE, old, new)
+        out, status = python("-m", "pytest", "--mine", *args)
+        return out, status, list(progress.states(root, chapter).values())
+
+    return mine
+
+
+def test_unwritten_tasks_fail_with_their_message_and_are_recorded(mine):
+    out, status, states = mine("tests/ch01_sums")
+
+    assert status == 1
+    assert "NotImplementedError: 01.1 Double: see chapters/01_sums" in out
+    assert states == ["failing"] * 3
+
+
+def test_header_and_last_lines_say_what_was_tested_and_what_comes_next(mine):
+    out, _, states = mine("tests/ch01_sums", answers=1)
+
+    header, _, summary = out.partition("your chapter 1")
+    assert f"mine: {MINE} in place of toy.sums" in header
+    assert f"mine: {MINE} in place of toy.sums" in summary
+    assert 'next: 01.2 Add "twice"' in summary
+    assert states == ["done", "failing", "failing"]
+
+
+def test_a_finished_chapter_points_to_running_it_and_to_the_next_one(mine):
+    out, status, states = mine("tests/ch01_sums", answers=3)
+
+    assert status == 0
+    assert states == ["done"] * 3
+    assert "python -m chapters run 1 chat, then python -m chapters start 12" in out
+
+
+def test_every_importer_sees_the_readers_module(mine, edit):
+    edit(MINE, "return double(x) + x", "return 0")
+
+    out, _, states = mine("tests/ch01_sums", answers=1)
+
+    assert "test_triple" in out
+    assert states[0] == "failing"
+
+
+@pytest.mark.parametrize("args", [["-k", "triple"], ["tests/ch01_sums/test_double.py::test_triple"]])
+def test_a_run_of_some_of_a_tasks_tests_does_not_make_it_done(mine, args):
+    folder = [] if "::" in args[0] else ["tests/ch01_sums"]
+
+    _, status, states = mine(*folder, *args, answers=3)
+
+    assert status == 0
+    assert states == ["not run"] * 3
+
+
+def test_outcomes_are_recorded_under_xdist(mine):
+    _, _, states = mine("tests/ch01_sums", "-p", "xdist", "-n", "2", answers=2)
+
+    assert states == ["done", "done", "failing"]
+
+
+def test_a_file_that_fails_on_import_makes_its_tasks_failing(mine, edit):
+    edit(MINE, "class Tally:", "class Tally(Missing):")
+
+    out, _, states = mine("tests/ch01_sums", answers=3)
+
+    assert "NameError: name 'Missing' is not defined" in out
+    assert states == ["failing"] * 3
+
+
+def test_a_syntax_error_is_one_line(mine, edit):
+    edit(MINE, "class Tally:", "class Tally")
+
+    out, status, _ = mine("tests/ch01_sums")
+
+    assert out.strip() == f"ERROR: {MINE}:14: syntax error: expected ':'"
+    assert status == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_chapter_that_is_not_started_says_how_to_start(mine):
+    out, status, _ = mine("tests/ch12_more")
+
+    assert out.strip() == "ERROR: there is no workspace/ch12/sums.py: run `python -m chapters start 12`"
+    assert status == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.parametrize("folders", [[], ["tests/ch01_sums", "tests/ch12_more"]])
+def test_one_chapter_must_be_named(mine, folders):
+    out, _, _ = mine(*folders)
+
+    assert out.strip() == "ERROR: --mine tests one chapter at a time, such as: pytest tests/ch01_sums --mine"
+
+
+def test_a_module_imported_too_early_is_told(mine, root):
+    (root / "tests" / "conftest.py").write_text(
+        'import toy.sums\n\npytest_plugins = ["chapters.pytest_plugin"]\n', encoding="utf-8"
+    )
+
+    out, _, _ = mine("tests/ch01_sums")
+
+    assert "ERROR: toy.sums was imported before it could be replaced" in out
+
+
+def test_without_mine_the_final_modules_are_tested(python):
+    out, status = python("-m", "pytest", "tests")
+
+    assert status == 0
+    assert "6 passed" in out

@@ -1,0 +1,33 @@
+"""The course's own tables, as far as reading them goes; `python -m chapters check` runs the tests as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from chapters.manifest import Chapter, load_chapters
+from chapters.mutants import mutate
+from chapters.stubs import stub
+from chapters.symbols import ROOT
+
+CHAPTERS = load_chapters(ROOT)
+
+
+def test_there_are_chapters():
+    assert [chapter.number for chapter in CHAPTERS[:2]] == [1, 2]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.name)
+def test_every_stub_is_python_and_holds_each_tasks_message(chapter: Chapter):
+    stubs = {module: stub(ROOT, chapter, module) for module in chapter.modules}
+
+    for module, text in stubs.items():
+        compile(text, module, "exec")
+    for task in chapter.tasks:
+        assert chapter.message(task) in stubs[task.module]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.name)
+def test_every_mutant_still_applies(chapter: Chapter):
+    assert len(chapter.mutants) >= 5
+    for mutant in chapter.mutants:
+        mutate(ROOT, mutant)
