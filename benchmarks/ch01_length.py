@@ -111,11 +111,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
 
-    llm = LLM(EngineConfig.chapter(1, model=args.model, device=args.device, dtype=args.dtype))
+    llm = LLM(EngineConfig.chapter(1, model=args.model, device=args.device))
     model = llm.model
     llm.encode("")  # loads the tokenizer, which is not the engine's time
     answer = chat(llm)

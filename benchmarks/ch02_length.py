@@ -162,6 +162,7 @@ def total(conversations: list[dict[str, Any]]) -> dict[str, Any]:
     used, reserved = (sum(c[key] for c in conversations) for key in ("used_bytes", "reserved_bytes"))
     return {
         "conversations": len(conversations),
+        "answer_limit_tokens": ANSWER_TOKENS,
         "used_tokens": sum(c["used_tokens"] for c in conversations),
         "reserved_tokens": sum(c["reserved_tokens"] for c in conversations),
         "used_bytes": used,

@@ -43,14 +43,11 @@ def device_name(device: str) -> str:
     """The GPU's name, or the CPU's model and the number of threads torch uses."""
     import torch
 
+    from minisgl.doctor import cpu_name
+
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return f"{model}, {torch.get_num_threads()} threads"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def _commit() -> str:

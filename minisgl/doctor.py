@@ -66,10 +66,11 @@ def _torch() -> Fact:
 def _cpu() -> Fact:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     level = torch.backends.cpu.get_cpu_capability()
-    return Fact("CPU", f"{_cpu_name()}, {cores} cores for this process, {torch.get_num_threads()} threads, {level}")
+    return Fact("CPU", f"{cpu_name()}, {cores} cores for this process, {torch.get_num_threads()} threads, {level}")
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The CPU's model, as the system tells it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

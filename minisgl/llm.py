@@ -51,7 +51,8 @@ class LLM:
     """A model ready to answer.
 
     Raises:
-        ValueError: the model is unknown, unsupported or damaged; the message says what to do.
+        FetchError: there is no such model, or it cannot be fetched.
+        ValueError: the model is unsupported or damaged.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:

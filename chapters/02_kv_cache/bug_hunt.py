@@ -1,6 +1,6 @@
 """An engine that reads its prompt in chunks, so that a long one needs less memory at once. It has one bug: find it.
 
-Short prompts are answered as by `cached_generate`. After a long prompt one token goes wrong, and the rest reads well.
+Short prompts are answered as by `cached_generate`. After a long one the second token may be wrong; fluent text follows.
 Run `pytest tests/ch02_kv_cache/test_bug_hunt.py --runxfail` to see the symptom, and again to see it gone.
 """
 

@@ -11,12 +11,14 @@ from minisgl.simple import naive_generate
 from tests.helpers import hf_twin, tiny_model
 
 
-def greedy_by_transformers(model: transformers.PreTrainedModel, prompt: list[int], params: SamplingParams) -> list[int]:
+def greedy_by_transformers(
+    model: transformers.PreTrainedModel, prompt: list[int], max_tokens: int, eos: tuple[int, ...] = ()
+) -> list[int]:
     out = model.generate(
         torch.tensor([prompt]),
         do_sample=False,
-        max_new_tokens=params.max_tokens,
-        eos_token_id=None if params.ignore_eos else list(model.config.eos_token_id),
+        max_new_tokens=max_tokens,
+        eos_token_id=list(eos) or None,
         pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()
@@ -30,7 +32,7 @@ def test_greedy_tokens_of_a_random_decoder_equal_those_of_transformers(architect
 
     for prompt in ([5], list(range(40, 73))):
         params = SamplingParams(max_tokens=12, ignore_eos=True)
-        assert list(naive_generate(model, prompt, params)) == greedy_by_transformers(twin, prompt, params)
+        assert list(naive_generate(model, prompt, params)) == greedy_by_transformers(twin, prompt, params.max_tokens)
 
 
 def test_both_end_at_the_same_end_of_sequence_token():
@@ -43,7 +45,7 @@ def test_both_end_at_the_same_end_of_sequence_token():
     answer = list(naive_generate(model, prompt, params))
 
     assert answer == free_running[: free_running.index(eos[0]) + 1]
-    assert answer == greedy_by_transformers(hf_twin(model), prompt, params)
+    assert answer == greedy_by_transformers(hf_twin(model), prompt, params.max_tokens, eos)
 
 
 @pytest.mark.model
@@ -54,8 +56,9 @@ def test_greedy_tokens_of_smollm2_equal_those_of_transformers():
 
     llm = LLM(EngineConfig(kv_cache="none", dtype="float32", device="cpu"))
     twin = transformers.AutoModelForCausalLM.from_pretrained(llm.path, dtype=torch.float32)
-    prompt, params = llm.encode([{"role": "user", "content": "Name three rivers."}]), SamplingParams(max_tokens=24)
+    prompt = llm.encode([{"role": "user", "content": "What is the capital of France?"}])
 
-    answer = list(naive_generate(llm.model, prompt, params))
+    answer = list(naive_generate(llm.model, prompt, SamplingParams(max_tokens=16)))
 
-    assert answer == greedy_by_transformers(twin, prompt, params)
+    assert llm.tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
+    assert answer == greedy_by_transformers(twin, prompt, 16, llm.model.config.eos_token_ids)

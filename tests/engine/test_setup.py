@@ -130,6 +130,10 @@ def test_constraints_leave_torch_and_what_follows_its_build_free(python):
     assert [name for name in pins(python) if re.match(r"torch|triton|nvidia-|cuda-|flash-attn", name)] == []
 
 
+def test_figures_are_drawn_by_one_matplotlib_on_every_python():
+    assert len({pins(python)["matplotlib"] for python in PYTHONS}) == 1
+
+
 def test_the_tested_torch_fits_the_packages_requirement():
     from scripts.install_torch import TESTED
 
