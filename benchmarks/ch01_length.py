@@ -8,15 +8,16 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from benchmarks.record import save
+from benchmarks.timing import timed
 from minisgl.config import EngineConfig
 from minisgl.core import WorkCounts
 from minisgl.llm import LLM
@@ -50,22 +51,9 @@ def step_flops(config: ModelConfig, length: int) -> int:
 
 
 def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median time of run after one warm-up, the device's queue drained before and after."""
-
-    def once() -> float:
-        synchronize(device)
-        start = time.perf_counter()
-        run()
-        synchronize(device)
-        return time.perf_counter() - start
-
-    once()
-    return median(once() for _ in range(repeats))
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Median time of run after one warm-up."""
+    run()
+    return median(timed(run, device) for _ in range(repeats))
 
 
 def chat(llm: LLM) -> dict[str, Any]:
@@ -112,13 +100,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--name", default="ch01_length", help="of the result file (default: %(default)s)")
     args = parser.parse_args()
 
     llm = LLM(EngineConfig.chapter(1, model=args.model, device=args.device))
     model = llm.model
     llm.encode("")  # loads the tokenizer, which is not the engine's time
     answer = chat(llm)
-    curve = {str(length): one_step(model, length, args.repeats) for length in LENGTHS}
+    curve = {str(n): one_step(model, n, args.repeats) for n in tqdm(LENGTHS, desc="curve")}
     limits = machine(llm.device, model.dtype, args.repeats)
     long = [length for length in LENGTHS if length >= 125]
     slope, _ = np.polyfit(long, [curve[str(length)]["seconds"] for length in long], 1)
@@ -143,7 +132,7 @@ def main() -> None:
             "operations_per_byte_machine": limits["matmul_flops_per_s"] / limits["copy_bytes_per_s"],
         },
     }
-    print(save("ch01_length", data, llm.device.type))
+    print(save(args.name, data, llm.device.type))
 
 
 if __name__ == "__main__":

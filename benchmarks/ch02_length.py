@@ -10,14 +10,15 @@ Four questions, all with the same weights in one process, the engines taking tur
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from benchmarks.record import save
+from benchmarks.timing import timed
 from minisgl.config import EngineConfig
 from minisgl.core import SamplingParams, WorkCounts
 from minisgl.kvcache.contiguous import kv_bytes_per_token
@@ -43,26 +44,12 @@ night with tin. When fog covers the bay she rings the bell once a minute, counti
 fall asleep. Her brother repairs the lamp. He says that light is patient: it goes straight until something stops it. """
 
 
-def timed(run: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds that run takes, the device's queue drained before and after."""
-    synchronize(device)
-    start = time.perf_counter()
-    run()
-    synchronize(device)
-    return 1e3 * (time.perf_counter() - start)
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def alternate(runs: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:
     """Median milliseconds of each run; they take turns, so that a slow minute of the machine hits both."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
-            times[name].append(timed(run, device))
+            times[name].append(1e3 * timed(run, device))
     return {name: median(values) for name, values in times.items()}
 
 
@@ -128,8 +115,8 @@ def latency(model: LlamaForCausalLM, prompt: list[int], repeats: int) -> dict[st
     first, between = [], []
     for _ in range(repeats):
         stream = cached_generate(model, prompt, SamplingParams(max_tokens=17, ignore_eos=True))
-        first.append(timed(stream.__next__, model.device))
-        between += [timed(stream.__next__, model.device) for _ in range(16)]
+        first.append(1e3 * timed(stream.__next__, model.device))
+        between += [1e3 * timed(stream.__next__, model.device) for _ in range(16)]
     return {
         "prompt_tokens": len(prompt),
         "first_token_ms": median(first),
@@ -184,16 +171,16 @@ def main() -> None:
     llm = LLM(EngineConfig(model=args.model, device=args.device))
     model, config = llm.model, llm.model.config
     text = llm.encode(PASSAGE * 120)
-    conversations = [conversation(llm, question) for question in QUESTIONS]
+    conversations = [conversation(llm, question) for question in tqdm(QUESTIONS, desc="conversations")]
     data = {
         "model": args.model,
         "dtype": str(model.dtype).removeprefix("torch."),
         "context": config.max_position_embeddings,
         "weight_bytes": sum(p.nbytes for p in model.parameters()),
         "kv_bytes_per_token": kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, model.dtype),
-        "curve": [next_token(model, text[:length], args.repeats) for length in args.lengths],
+        "curve": [next_token(model, text[:n], args.repeats) for n in tqdm(args.lengths, desc="curve")],
         "answer": whole_answer(model, text[:64], 128, min(args.repeats, 3)),
-        "latency": [latency(model, text[:length], args.repeats) for length in PROMPT_LENGTHS],
+        "latency": [latency(model, text[:n], args.repeats) for n in tqdm(PROMPT_LENGTHS, desc="latency")],
         "conversations": conversations,
         "total": total(conversations),
     }

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 
 import torch
-from minisgl import EngineConfig, SamplingParams
-from minisgl.llm import LLM
-from minisgl.simple import cached_generate
 from tqdm import trange
 from transformers import AutoModelForCausalLM
 
 from benchmarks.record import save
+from minisgl import EngineConfig, SamplingParams
+from minisgl.llm import LLM
+from minisgl.simple import cached_generate
 
 
 def main() -> None:

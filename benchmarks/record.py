@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -51,5 +52,8 @@ def device_name(device: str) -> str:
 
 
 def _commit() -> str:
+    """Of the checkout; where the code was copied to a machine without one, $COMMIT says which it was copied from."""
+    if given := os.environ.get("COMMIT"):
+        return given
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=RESULTS, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 
 from minisgl.layers.linear import MergedLinear
 from minisgl.layers.rotary import RopeConfig
@@ -29,6 +28,9 @@ ROPES = {
         "yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.3, mscale=0.707, mscale_all_dim=1.0
     ),
 }
+
+if TYPE_CHECKING:
+    import transformers
 
 
 def tiny_config(**overrides: Any) -> ModelConfig:
@@ -109,6 +111,8 @@ def hf_json(config: ModelConfig) -> dict[str, Any]:
 
 def hf_twin(model: LlamaForCausalLM) -> transformers.PreTrainedModel:
     """transformers' own model with the same config and weights."""
+    import transformers  # here, since it takes seconds and most tests need no twin
+
     config = transformers.AutoConfig.for_model(**hf_json(model.config))
     twin = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     missing, unexpected = twin.load_state_dict(hf_state(model), strict=False)
