@@ -13,7 +13,7 @@ class EngineConfig:
     Args:
         model: smollm2, a Hugging Face folder, a .gguf file, or a hub id such as Qwen/Qwen3-0.6B.
         device: auto (a CUDA GPU if there is one), cpu, cuda, cuda:1, mps.
-        dtype: auto is the checkpoint's, but float32 on a CPU without AVX-512 and float16 on a GPU without bfloat16.
+        dtype: auto is the checkpoint's, but float32 on a CPU and float16 on a GPU without bfloat16.
         kv_cache: none recomputes the whole sequence for each token; contiguous stores each token's K and V once.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
         weight_seed: seed of the random weights.

@@ -91,7 +91,8 @@ def load_tokenizer(path: Path) -> Any:
 
     try:
         folder = cached_tokenizer(path, cache_home() / "tokenizers") if path.suffix == ".gguf" else path
-        return AutoTokenizer.from_pretrained(folder)
+        # Clean-up would strip spaces before punctuation, so that a stream's pieces would not join to the whole text.
+        return AutoTokenizer.from_pretrained(folder, clean_up_tokenization_spaces=False)
     except (OSError, ValueError) as error:
         raise FetchError(f"the tokenizer of {path} cannot be read: {error}") from error
 

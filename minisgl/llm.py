@@ -139,8 +139,8 @@ def _device(name: str) -> torch.device:
 def _dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = checkpoint
-        if device.type == "cpu" and torch.backends.cpu.get_cpu_capability() != "AVX512":
-            name = "float32"  # torch's 16-bit matrix products are fast only where oneDNN has them
+        if device.type == "cpu":
+            name = "float32"  # torch's 16-bit matrix products are no faster on a CPU, and bf16 flips close choices
         elif name == "bfloat16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
             name = "float16"
     dtype: torch.dtype = getattr(torch, name)
