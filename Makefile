@@ -30,7 +30,7 @@ test: lint ## run everything that CI runs
 	@$(BIN)/minisgl fetch
 	$(BIN)/python -m chapters figures --check
 	$(BIN)/python -m chapters check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --nbmake tests notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --nbmake tests notebooks
 
 lint: .venv/.test ## check style and types
 	$(BIN)/ruff check

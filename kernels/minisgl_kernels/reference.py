@@ -21,7 +21,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each head of x [T, heads, head_dim] by its token's angles, cos and sin [T, head_dim / 2] (Su et al., 2021).
+    """Rotate each head of x [T, heads, head_dim] by its token's angles: cos, sin [T, head_dim / 2] (Su et al., 2021).
 
     Half-split layout, as Hugging Face stores Llama and Qwen: element i is paired with element i + head_dim / 2.
     """

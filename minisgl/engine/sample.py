@@ -1,6 +1,6 @@
 """From logits to the next token.
 
-Order of the filters, as in SGLang: temperature, top-k, top-p, min-p.
+The filters come in the order of transformers: temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations

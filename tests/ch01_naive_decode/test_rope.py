@@ -34,7 +34,13 @@ def test_the_worked_example_of_the_page():
 
     y = ops.apply_rope(x, angles.cos(), angles.sin())
 
-    torch.testing.assert_close(y, torch.tensor([[[-3.0, -2.0, 1.0, -4.0]]]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        y,
+        torch.tensor([[[-3.0, -2.0, 1.0, -4.0]]]),
+        rtol=0,
+        atol=1e-6,
+        msg=f"a quarter turn makes (1, 3) a (-3, 1), half a turn (2, 4) a (-2, -4): got {y.flatten().tolist()}",
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2), (7, 3, 10), (4, 4, 8), (3, 9, 64)], ids=str)
@@ -42,10 +48,13 @@ def test_element_i_turns_with_element_i_plus_half_by_the_angle_of_its_token(shap
     torch.manual_seed(0)
     x = torch.randn(shape)
     positions = torch.randperm(50)[: shape[0]]  # in no order: the angle comes from cos and sin, not from the row number
+    expected = by_complex_numbers(x, positions)
+
+    y = rope(x, positions)
 
     torch.testing.assert_close(
-        rope(x, positions).double(),
-        by_complex_numbers(x, positions),
+        y.double(),
+        expected,
         rtol=1e-5,
         atol=1e-5,
         msg=lambda m: f"pair i is (x[i], x[i + head_dim / 2]), turned counter-clockwise by its token's angle\n{m}",
@@ -64,17 +73,22 @@ def test_neighbouring_elements_are_not_a_pair():
 
 def test_position_0_is_not_turned():
     x = torch.randn(1, 3, 6)
+    before = x.clone()
 
-    torch.testing.assert_close(rope(x, torch.tensor([0])), x)
+    y = rope(x, torch.tensor([0]))
+
+    torch.testing.assert_close(y, before, msg="cos 0 is 1 and sin 0 is 0, so nothing may change at position 0")
 
 
 def test_turning_keeps_the_length_of_every_pair():
     torch.manual_seed(0)
     x = torch.randn(5, 3, 10)
+    before = x[..., :5] ** 2 + x[..., 5:] ** 2
 
     y = rope(x, torch.arange(11, 16))
 
-    torch.testing.assert_close(y[..., :5] ** 2 + y[..., 5:] ** 2, x[..., :5] ** 2 + x[..., 5:] ** 2)
+    after = y[..., :5] ** 2 + y[..., 5:] ** 2
+    torch.testing.assert_close(after, before, msg=lambda m: f"a pair became longer or shorter: check the signs\n{m}")
 
 
 def test_a_score_depends_only_on_the_distance_between_query_and_key():
@@ -82,7 +96,7 @@ def test_a_score_depends_only_on_the_distance_between_query_and_key():
     q, k = torch.randn(2, 1, 1, 32).unbind()
 
     def score(query_position: int, key_position: int) -> torch.Tensor:
-        return (rope(q, torch.tensor([query_position])) * rope(k, torch.tensor([key_position]))).sum()
+        return (rope(q.clone(), torch.tensor([query_position])) * rope(k.clone(), torch.tensor([key_position]))).sum()
 
     torch.testing.assert_close(
         score(23, 18), score(8, 3), rtol=1e-4, atol=1e-4, msg=lambda m: f"both pairs are 5 tokens apart\n{m}"
@@ -94,11 +108,15 @@ def test_a_score_depends_only_on_the_distance_between_query_and_key():
 def test_16_bit_heads_stay_16_bit(dtype: torch.dtype):
     torch.manual_seed(0)
     x, positions = torch.randn(5, 3, 16).to(dtype), torch.arange(5)
+    expected = by_complex_numbers(x, positions)
 
     y = rope(x, positions)
 
-    assert y.dtype == dtype
-    torch.testing.assert_close(y.double(), by_complex_numbers(x, positions), rtol=0.03, atol=0.03)
+    result_dtype = y.dtype
+    assert result_dtype == dtype, f"heads in {dtype} came back in {result_dtype}"
+    torch.testing.assert_close(
+        y.double(), expected, rtol=0.03, atol=0.03, msg=lambda m: f"right dtype, but the pairs are turned wrongly\n{m}"
+    )
 
 
 def test_heads_may_be_a_slice_of_a_wider_row_and_are_left_alone():
@@ -106,7 +124,13 @@ def test_heads_may_be_a_slice_of_a_wider_row_and_are_left_alone():
     qkv = torch.randn(5, 5, 8)
     before = qkv.clone()
 
-    y = rope(qkv[:, 3:4], torch.arange(5))  # the key heads inside the merged projection
+    y = rope(qkv[:, 3:4], torch.arange(5))  # one head inside the merged projection
 
-    torch.testing.assert_close(y.double(), by_complex_numbers(before[:, 3:4], torch.arange(5)), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(qkv, before, msg="the input was overwritten: its other heads are still to be read")
+    torch.testing.assert_close(qkv, before, msg="the input was overwritten: it is a slice of what others still read")
+    torch.testing.assert_close(
+        y.double(),
+        by_complex_numbers(before[:, 3:4], torch.arange(5)),
+        rtol=1e-5,
+        atol=1e-5,
+        msg=lambda m: f"x is a slice of wider rows, and its pairs are turned wrongly\n{m}",
+    )

@@ -103,10 +103,26 @@ def test_min_p_is_a_fraction_of_the_best_tokens_probability():
     assert probs_of([0.4, 0.3, 0.2, 0.1], min_p=0.6) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
 
 
-def test_top_k_keeps_the_smaller_ids_among_equals():
-    probs = sampling.sampling_probs(torch.zeros(50), SamplingParams(temperature=1.0, top_k=3))
+def test_a_top_p_of_1_drops_no_token():
+    torch.manual_seed(0)
+    logits = torch.randn(49152) * 4  # the sum of the sorted probabilities rounds to 1 long before the last token
 
-    assert probs.nonzero().flatten().tolist() == [0, 1, 2]
+    probs = sampling.sampling_probs(logits, SamplingParams(temperature=1.0, top_p=1.0))
+
+    dropped = int((probs == 0).sum())
+    assert not dropped, f"{dropped} tokens were dropped: at top_p 1 skip the filter, since rounded sums reach 1 early"
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 20, 1000])
+@pytest.mark.parametrize("best", [range(50), range(49152), range(1, 49152, 2)], ids=str)
+def test_top_k_keeps_the_smaller_ids_among_equals(best: range, top_k: int):
+    logits = torch.full([best.stop], -1.0)
+    logits[best] = 0.0
+
+    probs = sampling.sampling_probs(logits, SamplingParams(temperature=1.0, top_k=top_k))
+
+    kept = probs.nonzero().flatten().tolist()
+    assert kept == list(best[:top_k]), f"kept {kept[:5]} …, not the smallest ids among equals: is the sort stable?"
 
 
 def test_top_k_beyond_the_vocabulary_keeps_all():

@@ -81,12 +81,13 @@ def test_the_last_slot_may_be_used(chunks):
 
 
 @pytest.mark.parametrize(("stored", "more"), [(0, 5), (3, 2), (4, 1)])
-def test_one_token_too_many_is_refused_by_name(stored, more):
+def test_one_token_too_many_is_refused_and_the_message_names_the_capacity(stored, more):
     cache = new_cache(capacity=4)
     cache.append(0, *random_kv(stored))
 
-    with pytest.raises(CacheFull, match="4"):
+    with pytest.raises(CacheFull) as refusal:
         cache.append(0, *random_kv(more))
+    assert "4" in str(refusal.value), f"CacheFull({str(refusal.value)!r}) does not name the capacity, which is 4"
 
 
 def test_a_refused_append_changes_nothing():

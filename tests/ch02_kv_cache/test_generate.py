@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minisgl.core import SamplingParams, WorkCounts
-from minisgl.kvcache.contiguous import CacheFull
+from minisgl.kvcache.contiguous import CacheFull, ContiguousCache
 from minisgl.simple import cached_generate, naive_generate
 from tests.helpers import tiny_model
 
@@ -23,7 +23,8 @@ def generate(model, prompt, params, work=None) -> list[int]:
         return list(cached_generate(model, prompt, params, work))
     except CacheFull as error:
         pytest.fail(
-            f"the region was too small for what was fed: {error}. Reserve a slot for each token that is fed back"
+            f"the region was too small for what was fed: {error}. Either it has too few slots (one for each token that "
+            "goes through the model), or a token was fed twice: a step takes only the tokens the cache does not hold"
         )
 
 
@@ -59,6 +60,25 @@ def test_each_token_is_computed_once_and_the_last_one_never(model, max_tokens):
     assert work.steps == max_tokens, "one prefill, then one decode for each further token"
 
 
+@pytest.mark.parametrize("max_tokens", [1, 10])
+def test_a_slot_is_reserved_for_each_token_that_is_fed_and_no_other(model, max_tokens, monkeypatch):
+    capacities = set()
+    forward = ContiguousCache.forward
+
+    def observed(cache, *args):
+        capacities.add(cache.kv.shape[2])
+        return forward(cache, *args)
+
+    monkeypatch.setattr(ContiguousCache, "forward", observed)
+    generate(model, PROMPT, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+
+    fed = len(PROMPT) + max_tokens - 1
+    assert capacities == {fed}, (
+        f"{len(PROMPT)} prompt tokens and {max_tokens} new ones need one cache of {fed} slots, for the last token is "
+        f"never fed back; reserved: {sorted(capacities)}"
+    )
+
+
 def test_kv_bytes_follow_the_formula(model):
     work = WorkCounts()
     generate(model, PROMPT, SamplingParams(max_tokens=4, ignore_eos=True), work)
@@ -71,15 +91,15 @@ def test_kv_bytes_follow_the_formula(model):
 
 def test_the_end_of_sequence_token_is_yielded_once_and_ends_the_sequence(model):
     free = list(naive_generate(model, PROMPT, SamplingParams(max_tokens=24, ignore_eos=True)))
-    stop_at = max(free, key=lambda token: free.index(token))  # first seen as late as possible
+    stop_at = max(free[:-1], key=free.index)  # first seen as late as possible, with more to come
     ending = tiny_model(architecture=model.config.architecture, eos_token_ids=(stop_at,))
 
     work = WorkCounts()
     tokens = generate(ending, PROMPT, SamplingParams(max_tokens=24), work)
 
-    assert tokens == free[: free.index(stop_at) + 1], (
-        "stop after the end-of-sequence token, which is part of the answer"
-    )
+    before = free[: free.index(stop_at)]
+    assert_same(tokens[: len(before)], before)
+    assert tokens[len(before) :] == [stop_at], "stop after the end-of-sequence token, which is part of the answer"
     assert work.tokens_computed == len(PROMPT) + len(tokens) - 1, "nothing is computed after the end"
 
 
