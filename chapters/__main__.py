@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     command("start", _start, "Write the chapter's files, with gaps for you to fill.").add_argument(
-        "chapter", type=int, help="the chapter's number"
+        "chapter", type=_number, help="the chapter's number"
     )
     command("status", _status, "Show which tasks are done.")
     hint = command("hint", _hint, "Show a hint for a task.")
@@ -64,21 +64,27 @@ def _parser() -> argparse.ArgumentParser:
         "task", help="the task's id, such as 01.2"
     )
     run = command("run", _run, "Run the complete engine with your files inside.")
-    run.add_argument("chapter", type=int, help="the chapter's number; your files of earlier chapters are used too")
+    run.add_argument("chapter", type=_number, help="the chapter's number; your files of earlier chapters are used too")
     run.add_argument("args", nargs=argparse.REMAINDER, help="what follows minisgl: chat, or generate and a prompt …")
     command("reset", _reset, "Begin a chapter again; your old files are kept as a backup.").add_argument(
-        "chapter", type=int, help="the chapter's number"
+        "chapter", type=_number, help="the chapter's number"
     )
     command("check", _check, "For authors: try stubs, final modules and wrong answers against the tests.").add_argument(
-        "chapter", type=int, nargs="?", help="only this chapter"
+        "chapter", type=_number, nargs="?", help="only this chapter"
     )
     figures = command("figures", _figures, "For authors: draw the figures of all pages.")
     figures.add_argument("--check", action="store_true", help="write nothing; exit 1 if a figure is stale")
     return parser
 
 
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a chapter's number, such as 1")
+    return int(text)
+
+
 def _start(root: Path, args: argparse.Namespace) -> None:
-    chapter = find_chapter(load_chapters(root), args.chapter)
+    chapter = find_chapter(root, load_chapters(root), args.chapter)
     for path in workspace.start(root, chapter):
         _out.print(f"wrote [bold]{path.relative_to(root)}[/]")
     _out.print(f"\nchapter {chapter.number}: {chapter.title}, about {chapter.minutes} minutes")
@@ -117,7 +123,7 @@ def _solution(root: Path, args: argparse.Namespace) -> None:
 
 
 def _reset(root: Path, args: argparse.Namespace) -> None:
-    chapter = find_chapter(load_chapters(root), args.chapter)
+    chapter = find_chapter(root, load_chapters(root), args.chapter)
     backup = workspace.reset(root, chapter)
     progress.forget(root, chapter)
     _out.print(f"chapter {chapter.number} begins again; your old files are in {backup.relative_to(root)}")
@@ -125,11 +131,12 @@ def _reset(root: Path, args: argparse.Namespace) -> None:
 
 def _run(root: Path, args: argparse.Namespace) -> int:
     chapters = load_chapters(root)
-    files = workspace.files_up_to(root, chapters, find_chapter(chapters, args.chapter))
+    files = workspace.files_up_to(root, chapters, find_chapter(root, chapters, args.chapter))
     for module, path in files.items():
         _notes.print(f"[dim]{path.relative_to(root)} in place of {module}[/]")
     sys.path[:0] = [str(root), str(root / "kernels")]
     replace.install(files)
+    replace.load(root, files)
     from minisgl.cli import main as minisgl
 
     command, rest = args.args[:1], args.args[1:]
@@ -142,7 +149,7 @@ def _check(root: Path, args: argparse.Namespace) -> int:
     from chapters.check import check
 
     chapters = load_chapters(root)
-    chosen = chapters if args.chapter is None else [find_chapter(chapters, args.chapter)]
+    chosen = chapters if args.chapter is None else [find_chapter(root, chapters, args.chapter)]
     return 0 if check(root, chosen, _out) else 1
 
 

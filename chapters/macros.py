@@ -14,13 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]  # mkdocs puts neither on the path
 
-from chapters.manifest import find_task, load_chapters  # noqa: E402
+from chapters.manifest import find_task, load_chapters, load_planned  # noqa: E402
 from chapters.symbols import Symbol, find, first_line  # noqa: E402
+from chapters.workspace import files  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -33,11 +32,12 @@ def code(name: str) -> str:
 
 def task(task_id: str) -> str:
     """The task's box: what to write, how to verify it, hints folded."""
-    _, entry = find_task(load_chapters(ROOT), task_id)
+    chapter, entry = find_task(load_chapters(ROOT), task_id)
+    own = files(ROOT, chapter)[entry.module].relative_to(ROOT).as_posix()
     symbol = find(ROOT, entry.symbol)
     parts = [
-        f"`{entry.symbol}` · about {entry.lines} line{'s' if entry.lines > 1 else ''}",
-        _fence(f"{_signature_and_docstring(symbol)}\n    ...", symbol.path.as_posix()),
+        f"`{entry.qualname}` in `{own}` · about {entry.lines} line{'s' if entry.lines > 1 else ''}",
+        _fence(f"{_signature_and_docstring(symbol)}\n    ...", own),
         _fence(f"pytest {' '.join(entry.tests)} --mine", "verify", "bash"),
         *(f'??? tip "Hint {n}"\n{_inside(hint)}' for n, hint in enumerate(entry.hints, 1)),
     ]
@@ -96,7 +96,7 @@ def course_map() -> str:
         writes = " · ".join(task.title for task in chapter.tasks)
         rows.append(f"| {chapter.number} | {link} | {writes} | {chapter.minutes} | {chapter.tier} |")
     written = {chapter.number for chapter in chapters}
-    planned = yaml.safe_load((ROOT / "chapters" / "planned.yml").read_text(encoding="utf-8"))
+    planned = load_planned(ROOT)
     for number in sorted(planned.keys() - written):
         rows.append(f"| {number} | {planned[number]['title']} | {planned[number]['builds']} | | planned |")
     return "\n".join(rows)

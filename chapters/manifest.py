@@ -98,12 +98,21 @@ def load_chapters(root: Path) -> list[Chapter]:
     return sorted((_load(root, table) for table in tables), key=lambda chapter: chapter.number)
 
 
-def find_chapter(chapters: Sequence[Chapter], number: int) -> Chapter:
+def load_planned(root: Path) -> dict[int, dict[str, str]]:
+    """Title and subject of the chapters in planned.yml, by number."""
+    path = root / "chapters" / "planned.yml"
+    planned: dict[int, dict[str, str]] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return planned
+
+
+def find_chapter(root: Path, chapters: Sequence[Chapter], number: int) -> Chapter:
     """The chapter of this number."""
     for chapter in chapters:
         if chapter.number == number:
             return chapter
-    raise CourseError(f"there is no chapter {number}; there are {', '.join(str(c.number) for c in chapters)}")
+    planned = load_planned(root).get(number)
+    absent = f"chapter {number}, {planned['title']}, is not written yet" if planned else f"there is no chapter {number}"
+    raise CourseError(f"{absent}; there are {', '.join(str(c.number) for c in chapters)}")
 
 
 def find_task(chapters: Sequence[Chapter], task_id: str) -> tuple[Chapter, Task]:

@@ -12,18 +12,25 @@ from rich.table import Table
 from chapters import workspace
 from chapters.manifest import Chapter, Task
 
-STYLES = {"done": "green", "failing": "red", "not run": "yellow", "not started": "dim"}
+STYLES = {
+    "done": "green",
+    "failing": "red",
+    "partly run": "yellow",
+    "changed": "yellow",
+    "not run": "yellow",
+    "not started": "dim",
+}
 
 
-def record(root: Path, outcomes: Mapping[str, str]) -> None:
-    """Remember "done" or "failing" for these tasks."""
-    _save(root, {**_load(root), **outcomes})
+def record(root: Path, outcomes: Mapping[str, str], digests: Mapping[str, str]) -> None:
+    """Remember "done", "failing" or "partly run" for these tasks, and the digest of what was tested."""
+    _save(root, _load(root) | {task_id: [state, digests[task_id]] for task_id, state in outcomes.items()})
 
 
 def forget(root: Path, chapter: Chapter) -> None:
     """Forget all of a chapter's outcomes."""
     ids = {task.id for task in chapter.tasks}
-    _save(root, {task_id: state for task_id, state in _load(root).items() if task_id not in ids})
+    _save(root, {task_id: entry for task_id, entry in _load(root).items() if task_id not in ids})
 
 
 def states(root: Path, chapter: Chapter) -> dict[str, str]:
@@ -31,7 +38,11 @@ def states(root: Path, chapter: Chapter) -> dict[str, str]:
     if not workspace.is_started(root, chapter):
         return {task.id: "not started" for task in chapter.tasks}
     known = _load(root)
-    return {task.id: known.get(task.id, "not run") for task in chapter.tasks}
+    found = {}
+    for task_id, digest in workspace.digests(root, chapter).items():
+        state, tested = known.get(task_id, ["not run", digest])
+        found[task_id] = state if tested == digest else "changed"
+    return found
 
 
 def next_task(root: Path, chapter: Chapter) -> Task | None:
@@ -67,13 +78,13 @@ def _path(root: Path) -> Path:
     return root / "workspace" / "progress.json"
 
 
-def _load(root: Path) -> dict[str, str]:
+def _load(root: Path) -> dict[str, list[str]]:
     path = _path(root)
-    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return known
 
 
-def _save(root: Path, outcomes: Mapping[str, str]) -> None:
+def _save(root: Path, outcomes: Mapping[str, list[str]]) -> None:
     path = _path(root)
     path.parent.mkdir(exist_ok=True)
     scratch = path.with_name(f"{path.name}.{os.getpid()}")

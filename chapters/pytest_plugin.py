@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("mine"):
         return
+    given = [str(arg).partition("=")[0] for arg in config.invocation_params.args]
+    if config.option.tbstyle == "auto" and "--tb" not in given:
+        config.option.tbstyle = "short"
+    if not config.option.maxfail and "--maxfail" not in given:
+        config.option.maxfail = 3
     try:
         config.pluginmanager.register(Mine(config), "mine")
     except (CourseError, UnknownSymbol) as error:
@@ -41,22 +47,38 @@ class Mine:
         self.failed: set[str] = set()
         self.passed: set[str] = set()
         self.left: Counter[str] = Counter()  # tests still to finish, by task
+        self.digests = workspace.digests(self.root, self.chapter)
         replace.install(self.files)
+        replace.load(self.root, self.files)
 
     def pytest_report_header(self) -> list[str]:
         return [f"mine: {path.relative_to(self.root)} in place of {module}" for module, path in self.files.items()]
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m drop any: a task is done when all of its tests ran
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for task in self.chapter.tasks:
+        for task in reversed(self.chapter.tasks):
             tests = [item for item in items if task.has_test(item.nodeid)]
             for item in tests:
                 item.user_properties.append((f"task {task.id}", len(tests)))  # travels with the report, under xdist too
+            # In the order of the tasks, so that the first failures are those of the task to work on.
+            items.sort(key=lambda item: not task.has_test(item.nodeid))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             tasks = (t for t in self.chapter.tasks if any(contains(report.nodeid, test) for test in t.tests))
             self.failed.update(task.id for task in tasks)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.excinfo and call.excinfo.errisinstance(NotImplementedError):
+            place = call.excinfo.traceback[-1]
+            path = Path(place.path)
+            if path in self.files.values():  # not written yet: a traceback tells no more
+                report.longrepr = f"{path.relative_to(self.root)}:{place.lineno + 1}: {call.excinfo.exconly()}"
+        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, number in report.user_properties:
@@ -74,7 +96,7 @@ class Mine:
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # the last lines on the screen
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
         yield
-        progress.record(self.root, self._outcomes())
+        progress.record(self.root, self._outcomes(), self.digests)
         terminalreporter.section(f"your chapter {self.chapter.number}")
         for line in self.pytest_report_header():
             terminalreporter.write_line(line)
@@ -84,12 +106,17 @@ class Mine:
         terminalreporter.write_line(progress.advice(self.root, self.chapters, self.chapter))
 
     def _outcomes(self) -> dict[str, str]:
-        """A task whose tests ran in part, without a failure, is left as it was."""
+        """A task whose tests ran in part, without a failure, keeps what is known of the same code."""
         outcomes = dict.fromkeys(self.failed, "failing")
+        before = progress.states(self.root, self.chapter)
         for task in self.chapter.tasks:
             asked_for_all = all(any(contains(arg, test) for arg in self.selected) for test in task.tests)
-            if task.id in self.passed - self.failed and self.left[task.id] == 0 and asked_for_all:
+            if task.id not in self.passed - self.failed:
+                continue
+            if self.left[task.id] == 0 and asked_for_all:
                 outcomes[task.id] = "done"
+            elif before[task.id] in ("not run", "changed"):
+                outcomes[task.id] = "partly run"
         return outcomes
 
 

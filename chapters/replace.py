@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -34,3 +37,20 @@ def install(files: Mapping[str, Path]) -> None:
         if module in sys.modules:
             raise CourseError(f"{module} was imported before it could be replaced: import it later, or in a function")
     sys.meta_path.insert(0, _Finder(files))
+
+
+def load(root: Path, files: Mapping[str, Path]) -> None:
+    """Import the modules of `files`, after `install`.
+
+    Raises:
+        CourseError: one cannot be imported; the message names the line.
+    """
+    own = {str(path) for path in files.values()}
+    for module in files:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            frame = ([f for f in frames if f.filename in own] or frames)[-1]
+            place = f"{os.path.relpath(frame.filename, root)}:{frame.lineno}"
+            raise CourseError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from None

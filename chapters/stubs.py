@@ -1,4 +1,4 @@
-"""A final module with the bodies of its task functions taken out. Everything else stays as it stands, to the letter."""
+"""A final module with the bodies of task functions taken out. Everything else stays as it stands, to the letter."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import json
 from pathlib import Path
 
 from chapters import symbols
-from chapters.manifest import Chapter, CourseError, Task
+from chapters.manifest import Chapter, CourseError, Task, load_chapters
 
 
 def stub(root: Path, chapter: Chapter, module: str) -> str:
-    """The module's text as the chapter's reader gets it: each task's body is one raise with the task's message."""
+    """The module's text as the chapter's reader gets it: each task's body is one raise with the task's message.
+
+    The tasks of later chapters are taken out too: nobody wants to read their solutions yet.
+    """
     lines = (root / symbols.module_path(module)).read_text(encoding="utf-8").split("\n")
-    cuts = [(*_body(root, task, lines), task) for task in chapter.tasks if task.module == module]
-    for start, end, indent, task in sorted(cuts, key=lambda cut: cut[0], reverse=True):
-        message = json.dumps(chapter.message(task), ensure_ascii=False)
-        lines[start:end] = [f"{' ' * indent}raise NotImplementedError({message})"]
+    unwritten = [c for c in load_chapters(root) if c.number >= chapter.number]
+    messages = {task: c.message(task) for c in unwritten for task in c.tasks if task.module == module}
+    cuts = [(*_body(root, task, lines), message) for task, message in messages.items()]
+    for start, end, indent, message in sorted(cuts, reverse=True):
+        lines[start:end] = [f"{' ' * indent}raise NotImplementedError({json.dumps(message, ensure_ascii=False)})"]
     return "\n".join(lines)
 
 

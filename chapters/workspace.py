@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import count
@@ -75,14 +76,37 @@ def own_files(root: Path, chapter: Chapter) -> dict[str, Path]:
 
 
 def files_up_to(root: Path, chapters: Iterable[Chapter], last: Chapter) -> dict[str, Path]:
-    """The reader's files of a chapter; the files of earlier started chapters fill in for other modules."""
-    found: dict[str, Path] = {}
-    for chapter in chapters:
-        if chapter.number < last.number:
-            there = {module: path for module, path in files(root, chapter).items() if path.exists()}
-            _examine(root, chapter, there)
-            found |= there
-    return found | own_files(root, last)
+    """The reader's files of a chapter, and those of earlier chapters for other modules.
+
+    An earlier chapter's file has gaps for the chapters after it. So the latest chapter with tasks in a module decides:
+    until that one is started, the engine keeps its own module.
+    """
+    found = own_files(root, last)
+    latest = {module: chapter for chapter in chapters if chapter.number <= last.number for module in chapter.modules}
+    for module, chapter in latest.items():
+        path = files(root, chapter)[module]
+        if module not in found and path.exists():
+            _examine(root, chapter, {module: path})
+            found[module] = path
+    return found
+
+
+def digests(root: Path, chapter: Chapter) -> dict[str, str]:
+    """For each task, a hash of the reader's file without the bodies of the chapter's other tasks."""
+    return {
+        task.id: _digest(path, chapter, task) for task in chapter.tasks for path in [files(root, chapter)[task.module]]
+    }
+
+
+def _digest(path: Path, chapter: Chapter, task: Task) -> str:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError):
+        return ""
+    for other in chapter.tasks:
+        if other.module == task.module and other != task and (node := symbols.definition(tree, other.qualname)):
+            node.body = []
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
 def _examine(root: Path, chapter: Chapter, found: Mapping[str, Path]) -> None:

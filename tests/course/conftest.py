@@ -59,6 +59,11 @@ def countdown(n: int) -> Iterator[int]:
 def triple(x: int) -> int:
     """Three times x."""
     return double(x) + x
+
+
+def halve(x: int) -> int:
+    """Half of x."""
+    return x // 2
 '''
 
 TASKS = """\
@@ -117,11 +122,11 @@ FILES = {
     "chapters/01_sums/chapter.yml": TASKS,
     "chapters/01_sums/mutants.yml": MUTANTS,
     "chapters/01_sums/index.md": "".join(f'{{{{ task("01.{i}") }}}} {{{{ solution("01.{i}") }}}}\n' for i in (1, 2, 3)),
-    "tests/ch12_more/test_triple.py": "from toy.sums import triple\n\n\ndef test_it():\n    assert triple(2) == 6\n",
+    "tests/ch12_more/test_halve.py": "from toy.sums import halve\n\n\ndef test_it():\n    assert halve(6) == 3\n",
     "chapters/12_more/chapter.yml": (
         "title: More\nminutes: 5\ntier: cpu\ntasks:\n"
-        '  - {id: "12.1", title: Triple, symbol: "toy.sums:triple", lines: 1, hints: [a, b],\n'
-        "     tests: [tests/ch12_more/test_triple.py]}\n"
+        '  - {id: "12.1", title: Halve, symbol: "toy.sums:halve", lines: 1, hints: [a, b],\n'
+        "     tests: [tests/ch12_more/test_halve.py]}\n"
     ),
     "chapters/12_more/index.md": '{{ task("12.1") }} {{ solution("12.1") }}\n',
 }

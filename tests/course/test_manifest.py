@@ -25,9 +25,16 @@ def test_an_unknown_chapter_or_task_is_named(root):
     chapters = load_chapters(root)
 
     with pytest.raises(CourseError, match="no chapter 3; there are 1, 12"):
-        find_chapter(chapters, 3)
+        find_chapter(root, chapters, 3)
     with pytest.raises(CourseError, match=r"no task 01\.9"):
         find_task(chapters, "01.9")
+
+
+def test_a_planned_chapter_is_said_to_be_planned(root):
+    (root / "chapters" / "planned.yml").write_text("3: {title: Paged sums, builds: pages}", encoding="utf-8")
+
+    with pytest.raises(CourseError, match="chapter 3, Paged sums, is not written yet; there are 1, 12"):
+        find_chapter(root, load_chapters(root), 3)
 
 
 @pytest.mark.parametrize(

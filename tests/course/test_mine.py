@@ -31,11 +31,40 @@ def mine(root, edit, python):
 
 
 def test_unwritten_tasks_fail_with_their_message_and_are_recorded(mine):
-    out, status, states = mine("tests/ch01_sums")
+    out, status, states = mine("tests/ch01_sums", "--maxfail=9")
 
     assert status == 1
-    assert "NotImplementedError: 01.1 Double: see chapters/01_sums" in out
+    assert f"\n{MINE}:11: NotImplementedError: 01.1 Double: see chapters/01_sums\n" in out
+    assert "return 2 * x" not in out
     assert states == ["failing"] * 3
+
+
+@pytest.mark.parametrize(("args", "failed"), [([], 3), (["-x"], 1), (["--maxfail=0"], 5)])
+def test_a_run_stops_after_three_failures_unless_told_otherwise(mine, args, failed):
+    out, _, _ = mine("tests/ch01_sums", *args)
+
+    assert f"{failed} failed" in out
+
+
+def test_tests_run_in_the_order_of_the_tasks_and_those_of_no_task_last(mine, root):
+    (root / "tests/ch01_sums/test_all.py").write_text("def test_all():\n    pass\n", encoding="utf-8")
+    (root / "tests/ch01_sums/test_double.py").rename(root / "tests/ch01_sums/test_zero.py")
+    table = root / "chapters/01_sums/chapter.yml"
+    table.write_text(table.read_text(encoding="utf-8").replace("test_double.py", "test_zero.py"), encoding="utf-8")
+
+    out, _, _ = mine("tests/ch01_sums", "--collect-only", "-q")
+
+    names = [line.partition("::")[2] for line in out.splitlines() if "::" in line]
+    assert names == ["test_double[0]", "test_double[3]", "test_triple", "test_add", "test_countdown", "test_all"]
+
+
+@pytest.mark.parametrize(("args", "long"), [([], False), (["--tb=long"], True)])
+def test_tracebacks_are_short_unless_told_otherwise(mine, edit, args, long):
+    edit(MINE, next(iter(ANSWERS)), "return 3 * x")
+
+    out, _, _ = mine("tests/ch01_sums", *args)
+
+    assert ("def test_double(x):" in out) == long
 
 
 def test_header_and_last_lines_say_what_was_tested_and_what_comes_next(mine):
@@ -72,7 +101,15 @@ def test_a_run_of_some_of_a_tasks_tests_does_not_make_it_done(mine, args):
     _, status, states = mine(*folder, *args, answers=3)
 
     assert status == 0
-    assert states == ["not run"] * 3
+    assert states == ["partly run", "not run", "not run"]
+
+
+def test_a_run_of_some_of_a_tasks_tests_leaves_it_done(mine):
+    mine("tests/ch01_sums", answers=3)
+
+    _, _, states = mine("tests/ch01_sums", "-k", "triple")
+
+    assert states == ["done"] * 3
 
 
 def test_outcomes_are_recorded_under_xdist(mine):
@@ -81,13 +118,13 @@ def test_outcomes_are_recorded_under_xdist(mine):
     assert states == ["done", "done", "failing"]
 
 
-def test_a_file_that_fails_on_import_makes_its_tasks_failing(mine, edit):
+def test_a_file_that_fails_on_import_is_one_line(mine, edit):
     edit(MINE, "class Tally:", "class Tally(Missing):")
 
-    out, _, states = mine("tests/ch01_sums", answers=3)
+    out, status, _ = mine("tests/ch01_sums")
 
-    assert "NameError: name 'Missing' is not defined" in out
-    assert states == ["failing"] * 3
+    assert out.strip() == f"ERROR: {MINE}:14: NameError: name 'Missing' is not defined"
+    assert status == pytest.ExitCode.USAGE_ERROR
 
 
 def test_a_syntax_error_is_one_line(mine, edit):

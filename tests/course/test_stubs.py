@@ -8,7 +8,7 @@ from chapters.manifest import CourseError, load_chapters
 from chapters.stubs import code_lines, stub
 
 
-def test_only_the_task_bodies_and_their_comments_are_replaced(root):
+def test_only_the_bodies_of_this_and_later_chapters_tasks_and_their_comments_are_replaced(root):
     source = (root / "toy" / "sums.py").read_text(encoding="utf-8")
     bodies = {
         "    # the trick\n    return x + x  # same line\n": "    {01.1 Double}\n",
@@ -23,8 +23,17 @@ def test_only_the_task_bodies_and_their_comments_are_replaced(root):
         assert body in source
         expected = expected.replace(body, task)
     expected = expected.replace("{", 'raise NotImplementedError("').replace("}", ': see chapters/01_sums")')
+    expected = expected.replace("return x // 2", 'raise NotImplementedError("12.1 Halve: see chapters/12_more")')
 
     assert stub(root, load_chapters(root)[0], "toy.sums") == expected
+
+
+def test_a_later_chapters_stub_keeps_the_earlier_chapters_bodies(root):
+    source = (root / "toy" / "sums.py").read_text(encoding="utf-8")
+
+    text = stub(root, load_chapters(root)[1], "toy.sums")
+
+    assert text == source.replace("return x // 2", 'raise NotImplementedError("12.1 Halve: see chapters/12_more")')
 
 
 def test_functions_methods_and_generators_raise_their_message_when_called(root):

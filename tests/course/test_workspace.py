@@ -9,6 +9,7 @@ from chapters.__main__ import main
 from chapters.manifest import CourseError, load_chapters
 
 MINE = "workspace/ch01/sums.py"
+MAIN = "import sys; from pathlib import Path; from chapters.__main__ import main; sys.exit(main(root=Path.cwd()))"
 
 
 def test_start_writes_one_file_a_module_and_says_what_to_do(root, capsys):
@@ -35,7 +36,7 @@ def test_reset_keeps_every_earlier_version_and_forgets_the_outcomes(root):
     main(["start", "1"], root)
     for text in ("first", "second"):
         (root / MINE).write_text(text, encoding="utf-8")
-        progress.record(root, {"01.1": "done", "12.1": "failing"})
+        progress.record(root, {"01.1": "done"}, workspace.digests(root, chapter))
         assert main(["reset", "1"], root) == 0
 
     assert (root / "workspace/ch01.backup-1/sums.py").read_text(encoding="utf-8") == "first"
@@ -75,8 +76,8 @@ def test_a_file_that_cannot_be_used_is_told_in_one_line(root, edit, old, new, me
 
 
 def test_earlier_chapters_fill_in_for_modules_the_chapter_does_not_have(root, edit):
-    (root / "toy" / "more.py").write_text('def triple(x):\n    """Three."""\n    return 3 * x\n', encoding="utf-8")
-    edit("chapters/12_more/chapter.yml", "toy.sums:triple", "toy.more:triple")
+    (root / "toy" / "more.py").write_text('def halve(x):\n    """Half."""\n    return x / 2\n', encoding="utf-8")
+    edit("chapters/12_more/chapter.yml", "toy.sums:halve", "toy.more:halve")
     first, last = load_chapters(root)
     workspace.start(root, first)
     workspace.start(root, last)
@@ -96,9 +97,58 @@ def test_the_later_chapters_file_of_a_module_wins(root):
     assert workspace.files_up_to(root, [first, last], last) == {"toy.sums": root / "workspace/ch12/sums.py"}
 
 
+def test_an_earlier_file_is_not_used_where_a_later_chapter_with_tasks_in_its_module_is_not_started(root):
+    folder = root / "chapters" / "13_most"
+    folder.mkdir()
+    table = (root / "chapters/12_more/chapter.yml").read_text(encoding="utf-8")
+    (folder / "chapter.yml").write_text(
+        table.replace("12.1", "13.1").replace("sums:halve", "more:most"), encoding="utf-8"
+    )
+    (root / "toy" / "more.py").write_text("def most(x):\n    return x\n", encoding="utf-8")
+    first, middle, last = load_chapters(root)
+    workspace.start(root, first)
+    workspace.start(root, last)
+    own = {"toy.more": root / "workspace/ch13/more.py"}
+
+    assert workspace.files_up_to(root, [first, middle, last], last) == own
+
+    workspace.start(root, middle)
+
+    assert workspace.files_up_to(root, [first, middle, last], last) == {
+        "toy.sums": root / "workspace/ch12/sums.py",
+        **own,
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("return x + x", "return x - x"), ("def double", "def twice"), ("class Tally:", "class Tally")],
+)
+def test_a_result_is_stale_once_its_code_is_edited(root, edit, old, new):
+    [chapter, _] = load_chapters(root)
+    workspace.start(root, chapter)
+    edit(MINE, 'raise NotImplementedError("01.1 Double: see chapters/01_sums")', "return x + x")
+    progress.record(root, {"01.1": "done"}, workspace.digests(root, chapter))
+
+    edit(MINE, old, new)
+
+    assert progress.states(root, chapter)["01.1"] == "changed"
+
+
+def test_a_result_stays_when_only_another_tasks_body_is_edited(root, edit):
+    [chapter, _] = load_chapters(root)
+    workspace.start(root, chapter)
+    progress.record(root, {"01.1": "done"}, workspace.digests(root, chapter))
+
+    edit(MINE, 'raise NotImplementedError("01.3 Count down: see chapters/01_sums")', "yield n")
+
+    assert progress.states(root, chapter)["01.1"] == "done"
+
+
 def test_status_shows_every_state_and_the_next_task(root, capsys):
-    workspace.start(root, load_chapters(root)[0])
-    progress.record(root, {"01.1": "done", "01.2": "failing"})
+    chapter = load_chapters(root)[0]
+    workspace.start(root, chapter)
+    progress.record(root, {"01.1": "done", "01.2": "failing"}, workspace.digests(root, chapter))
 
     main(["status"], root)
 
@@ -143,10 +193,28 @@ def test_run_puts_the_readers_files_into_the_engine(root, edit, python):
     )
     workspace.start(root, load_chapters(root)[0])
     edit(MINE, 'raise NotImplementedError("01.1 Double: see chapters/01_sums")', "return 100")
-    script = "import sys; from pathlib import Path; from chapters.__main__ import main; main(sys.argv[1:], Path.cwd())"
 
-    out, status = python("-c", script, "run", "1", "generate", "Hello", "--stats")
+    out, status = python("-c", MAIN, "run", "1", "generate", "Hello", "--stats")
 
     assert "['generate', '--chapter', '1', 'Hello', '--stats'] 105" in out
     assert "workspace/ch01/sums.py in place of toy.sums" in out
     assert status == 0
+
+
+def test_run_tells_in_one_line_why_a_file_cannot_be_imported(root, edit, python):
+    workspace.start(root, load_chapters(root)[0])
+    edit(MINE, "import contextlib", "import contextlip")
+
+    out, status = python("-c", MAIN, "run", "1", "chat")
+
+    assert out.splitlines()[1:] == [
+        "chapters: workspace/ch01/sums.py:5: ModuleNotFoundError: No module named 'contextlip'"
+    ]
+    assert status == 1
+
+
+def test_a_chapter_that_is_no_number_is_told(root, capsys):
+    with pytest.raises(SystemExit):
+        main(["start", "foo"], root)
+
+    assert "'foo' is not a chapter's number, such as 1" in capsys.readouterr().err
