@@ -43,10 +43,10 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch) -> torch.Tensor:
         """x [T, hidden], rope the batch's cosines and sines [T, head_dim / 2]; returns [T, hidden]."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [T, heads + 2 · kv_heads, head_dim]
-        qk, v = heads.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
+        qk, v = torch.split(heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat([self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])], dim=1)
-        q, k = ops.apply_rope(qk, *rope).split([self.num_heads, self.num_kv_heads], dim=1)
+        q, k = torch.split(ops.apply_rope(qk, *rope), [self.num_heads, self.num_kv_heads], dim=1)
         attended = batch.attention.forward(q, k, v, self.layer, batch)  # [T, heads, head_dim]
         out: torch.Tensor = self.o_proj(attended.flatten(1))
         return out
