@@ -7,7 +7,7 @@ export TORCH
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile -c constraints.txt
 
-.PHONY: help demo test site serve notebooks lab lint figures clean FORCE
+.PHONY: help demo setup test lint site serve notebooks lab figures clean FORCE
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -20,17 +20,19 @@ demo: .venv/.core ## set up, fetch the model, answer a question with the engine
 	@echo '$$ minisgl generate --chat --stats "What is the capital of France?"'
 	@$(BIN)/minisgl generate --chat --stats "What is the capital of France?"
 	@echo
-	@echo 'Next, after `source $(BIN)/activate`:'
-	@echo '  minisgl chat                 talk with it'
-	@echo '  python -m chapters start 1   write chapter 1 yourself; its page: chapters/01_naive_decode/index.md'
-	@echo '  make test                    run everything that CI runs'
-	@echo '  make serve                   read the course in a browser'
+	@echo 'Next:'
+	@echo '  $(BIN)/minisgl chat   talk with it'
+	@echo '  make serve               read the course in a browser'
+	@echo '  make test                run everything that CI runs'
+	@echo '  make setup; source $(BIN)/activate; python -m chapters start 1   write chapter 1 yourself'
+
+setup: .venv/.test ## install what writing a chapter, the tests and the site need
 
 test: lint ## run everything that CI runs
 	@$(BIN)/minisgl fetch
 	$(BIN)/python -m chapters figures --check
 	$(BIN)/python -m chapters check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --nbmake tests notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --nbmake notebooks tests/site tests # the longest first
 
 lint: .venv/.test ## check style and types
 	$(BIN)/ruff check
