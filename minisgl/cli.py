@@ -1,14 +1,17 @@
-"""The command line: generate, chat, fetch, doctor. Flags come from the fields of the dataclasses they fill."""
+"""The command line: generate, chat, fetch. Flags come from the fields of the dataclasses they fill."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
+import signal
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
@@ -76,9 +79,11 @@ def _parser() -> argparse.ArgumentParser:
         _add_fields(sub.add_argument_group("sampling"), SamplingParams)
     chat.set_defaults(max_tokens=1024)
 
+    bench = command("bench", _bench, "Measure: ladder (every chapter's engine) or offline (many requests at once).")
+    bench.add_argument("what", choices=("ladder", "offline"))
+    bench.add_argument("options", nargs=argparse.REMAINDER, help="of the benchmark: see `minisgl bench ladder --help`")
     fetch = command("fetch", _fetch, "Download and convert the course's default model, once.")
     fetch.add_argument("--force", action="store_true", help="fetch again although the model is there")
-    command("doctor", _doctor, "Show what this machine has, and which chapters will run on it.")
     return parser
 
 
@@ -87,10 +92,14 @@ def _add_fields(group: argparse._ArgumentGroup, cls: type[EngineConfig] | type[S
     hints, texts = typing.get_type_hints(cls), _field_texts(cls)
     for field in fields(cls):
         flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
-        options = typing.get_args(hint)
+        options, many = typing.get_args(hint), typing.get_origin(hint) in (Sequence, Mapping)
         kind = next((o for o in options if o is not type(None)), str) if options else hint
-        settings: dict[str, Any] = {"help": f"{texts[field.name]} (default: {field.default})", "default": None}
-        if kind is bool:
+        default = "none" if many else field.default
+        settings: dict[str, Any] = {"help": f"{texts[field.name]} (default: {default})", "default": None}
+        if many:
+            kind = kind if len(options) == 1 else _pair
+            settings |= {"type": kind, "nargs": "+", "metavar": field.name.split("_")[-1].upper()}
+        elif kind is bool:
             settings |= {"action": argparse.BooleanOptionalAction}
         elif isinstance(kind, str):  # Literal["a", "b"]
             settings |= {"choices": options}
@@ -109,7 +118,14 @@ def _field_texts(cls: type) -> dict[str, str]:
 
 def _given(cls: type[T], args: argparse.Namespace) -> dict[str, Any]:
     """The fields of a dataclass that the user set on the command line."""
-    return {f.name: value for f in fields(cls) if (value := getattr(args, f.name)) is not None}
+    given = {f.name: value for f in fields(cls) if (value := getattr(args, f.name)) is not None}
+    return given | ({"logit_bias": dict(given["logit_bias"])} if "logit_bias" in given else {})
+
+
+def _pair(text: str) -> tuple[int, float]:
+    """12=-5 → (12, -5.0)."""
+    token, _, bias = text.partition("=")
+    return int(token), float(bias)
 
 
 def _load(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
@@ -128,7 +144,14 @@ def _generate(args: argparse.Namespace) -> None:
     llm, params = _load(args)
     messages = _opening(args)
     as_chat = args.chat or bool(messages)
-    completion = _print_answer(llm, [*messages, {"role": "user", "content": prompt}] if as_chat else prompt, params)
+    asked = [*messages, {"role": "user", "content": prompt}] if as_chat else prompt
+    if params.n > 1:
+        for answer in llm.generate([asked], params):
+            print(f"--- {answer.index + 1} of {params.n} ---\n{answer.text}")
+        completion = answer
+    else:
+        completion = _print_answer(llm, asked, params)
+    llm.close()
     if args.stats:
         _print_stats(llm, completion)
 
@@ -189,6 +212,8 @@ def _print_answer(llm: LLM, prompt: Any, params: SamplingParams) -> Completion:
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
         _notes.print("[dim] stopped[/]", end="")
+    if completion.error:
+        raise ValueError(completion.error)
     print()
     return completion
 
@@ -207,13 +232,19 @@ def _print_stats(llm: LLM, completion: Completion | None = None) -> None:
     )
 
 
+def _bench(args: argparse.Namespace) -> None:
+    root = Path(__file__).parents[1]  # there in a clone of the repository, not in an installed package
+    if not (root / "benchmarks" / f"{args.what}.py").is_file():
+        raise FileNotFoundError(
+            "the benchmarks are not installed with the package: run this in a clone of the repository"
+        )
+    sys.path.insert(0, str(root))
+    sys.argv = [str(root / "benchmarks" / f"{args.what}.py"), *args.options]
+    importlib.import_module(f"benchmarks.{args.what}").main()
+
+
 def _fetch(args: argparse.Namespace) -> None:
     from minisgl import hub
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as on Ctrl-C
     print(hub.fetch(force=args.force))
-
-
-def _doctor(args: argparse.Namespace) -> None:
-    from minisgl import doctor
-
-    doctor.main()

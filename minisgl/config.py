@@ -14,17 +14,60 @@ class EngineConfig:
         model: smollm2, a Hugging Face folder, a .gguf file, or a hub id such as Qwen/Qwen3-0.6B.
         device: auto (a CUDA GPU if there is one), cpu, cuda, cuda:1, mps.
         dtype: auto is the checkpoint's, but float32 on a CPU and float16 on a GPU without bfloat16.
-        kv_cache: none recomputes the whole sequence for each token; contiguous stores each token's K and V once.
+        kv_cache: none recomputes everything for each token; contiguous serves one request at a time; paged many.
+        page_size: tokens in a page; one as large as the context makes contiguous regions.
+        kv_pages: pages in the pool, one of them a dummy; 0 takes what memory allows.
+        memory_fraction: share of the free memory that the pool may take; 0 is 0.9 on a GPU and 0.25 on a CPU.
+        prefix_cache: radix shares the pages of common prefixes; none computes each prompt anew.
+        eviction: which cached prefix goes first: the least recently used, the least often used, or the oldest.
+        batching: mixed puts decodes beside prefills; prefill_first separates them; static runs a group to its end.
+        chunked_prefill: cut a prompt that exceeds the step's budget; otherwise it runs whole, alone if it must.
+        max_batch_tokens: tokens that a step may compute; static batching has no such limit.
+        max_running_requests: requests that run side by side.
+        max_model_len: longest sequence in tokens, answer included; 0 is the model's context.
+        policy: order of waiting requests: fcfs (first come, first served) or lpm (longest cached prefix first).
+        output_reserve: pages set aside when a request is admitted, as a share of its max_tokens; 1 never preempts.
+        trace: write one JSON event a step to this file.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
         weight_seed: seed of the random weights.
+
+    Raises:
+        ValueError: a value out of range, or two switches that do not go together.
     """
 
     model: str = "smollm2"
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_cache: Literal["none", "contiguous"] = "contiguous"
+    kv_cache: Literal["none", "contiguous", "paged"] = "paged"
+    page_size: int = 16
+    kv_pages: int = 0
+    memory_fraction: float = 0.0
+    prefix_cache: Literal["none", "radix"] = "radix"
+    eviction: Literal["lru", "lfu", "fifo"] = "lru"
+    batching: Literal["static", "prefill_first", "mixed"] = "mixed"
+    chunked_prefill: bool = True
+    max_batch_tokens: int = 2048
+    max_running_requests: int = 256
+    max_model_len: int = 0
+    policy: Literal["fcfs", "lpm"] = "fcfs"
+    output_reserve: float = 0.3
+    trace: str | None = None
     random_weights: bool = False
     weight_seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_batch_tokens", "max_running_requests"):
+            self._require(getattr(self, name) >= 1, name, "at least 1")
+        self._require(self.max_model_len >= 0, "max_model_len", "0 (the model's context) or more")
+        self._require(
+            self.kv_pages == 0 or self.kv_pages >= 2, "kv_pages", "0 (automatic) or at least 2: one is a dummy"
+        )
+        self._require(0 <= self.memory_fraction <= 1, "memory_fraction", "between 0 and 1")
+        self._require(0 <= self.output_reserve <= 1, "output_reserve", "between 0 and 1")
+
+    def _require(self, holds: bool, name: str, expected: str) -> None:
+        if not holds:
+            raise ValueError(f"{name} is {getattr(self, name)}, but must be {expected}")
 
     @classmethod
     def chapter(cls, number: int, **overrides: Any) -> EngineConfig:
@@ -41,4 +84,7 @@ class EngineConfig:
 _CHAPTERS: dict[int, dict[str, Any]] = {
     1: {"kv_cache": "none"},
     2: {"kv_cache": "contiguous"},
+    3: {"prefix_cache": "none", "batching": "static", "max_running_requests": 16},
+    4: {"batching": "static", "max_running_requests": 16},
+    5: {},
 }

@@ -1,42 +1,50 @@
-"""The engine with words: text or chat in, text out.
+"""The engine with words: text or chats in, text out.
 
-Ties together what knows nothing of each other: tokenizer, model, and the loop that generates ids.
+Ties together what knows nothing of each other: tokenizer, model and engine.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from itertools import count
+from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from minisgl import hub
 from minisgl.config import EngineConfig
-from minisgl.core import SamplingParams, WorkCounts
+from minisgl.core import FinishReason, Request, SamplingParams, TokenLogprobs, WorkCounts
+from minisgl.engine.engine import Engine
+from minisgl.engine.serial import SerialEngine
 from minisgl.models.config import ModelConfig
 from minisgl.models.register import build_model
 from minisgl.models.weight import iter_weights, load_weights, random_weights
-from minisgl.simple import cached_generate, ends, naive_generate
 from minisgl.tokenizer.detokenizer import IncrementalDetokenizer
+from minisgl.tokenizer.stop import StopStrings
 
 Message = Mapping[str, str]  # {"role": "user", "content": "…"}
 Prompt = str | Sequence[int] | Sequence[Message]
-FinishReason = Literal["stop", "length"]
-
-_GENERATE = {"none": naive_generate, "contiguous": cached_generate}
 
 
 @dataclass
 class Completion:
-    """What became of one prompt. Times are in seconds from the call."""
+    """What became of one prompt. Times are in seconds from its submission."""
 
     prompt_tokens: int
+    request_id: int = 0  # for LLM.abort
+    index: int = 0  # which of the n answers to its prompt
     text: str = ""
     token_ids: list[int] = field(default_factory=list)  # an end-of-sequence token included
     finish_reason: FinishReason | None = None  # None while it is being written, or if it was cut off
+    error: str = ""  # why, when finish_reason is "error"
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a token, if asked for
     first_token_s: float = 0.0
     total_s: float = 0.0
 
@@ -47,12 +55,55 @@ class Completion:
         return (len(self.token_ids) - 1) / rest if len(self.token_ids) > 1 else 0.0
 
 
+class _Answer:
+    """A request on its way, and its completion as it stands."""
+
+    def __init__(self, request: Request, index: int, detokenizer: IncrementalDetokenizer | None) -> None:
+        self.request = request
+        self.completion = Completion(request.prompt_len, request.id, index)
+        self.unread = ""  # text that nobody has fetched
+        self.stopped = False  # a stop string came
+        self._detokenizer, self._stops = detokenizer, StopStrings(request.params.stop)
+        self._submitted = time.perf_counter()
+
+    @property
+    def is_open(self) -> bool:
+        return self.completion.finish_reason is None
+
+    def update(self) -> int:
+        """Take in what the request got since the last call; returns the number of tokens."""
+        request, completion = self.request, self.completion
+        new_tokens = request.tokens[request.prompt_len + len(completion.token_ids) :]
+        for token in new_tokens:
+            completion.token_ids.append(token)
+            if self._detokenizer and not self.stopped:
+                self._say(self._detokenizer.push(token))
+        if request.finish_reason and self._detokenizer and not self.stopped:
+            self._say(self._detokenizer.flush(), last=True)
+        completion.total_s = time.perf_counter() - self._submitted
+        if completion.token_ids and not completion.first_token_s:
+            completion.first_token_s = completion.total_s
+        completion.cached_tokens, completion.logprobs = request.num_cached, request.logprobs
+        completion.error = request.error
+        completion.finish_reason = "stop" if self.stopped else request.finish_reason
+        return len(new_tokens)
+
+    def _say(self, piece: str, last: bool = False) -> None:
+        text, self.stopped = self._stops.push(piece)
+        if last and not self.stopped:
+            text += self._stops.flush()
+        self.completion.text += text
+        self.unread += text
+
+
 class LLM:
-    """A model ready to answer.
+    """A model ready to answer many prompts at once. Usable as a context manager.
+
+    Not for several threads: interleave streams in one thread, or use `astream`.
 
     Raises:
         FetchError: there is no such model, or it cannot be fetched.
-        ValueError: the model is unsupported or damaged.
+        ValueError: the model is unsupported or damaged, or the config does not fit it.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -66,13 +117,25 @@ class LLM:
             random_weights(self.model, self.config.weight_seed, self.device, dtype)
         else:
             load_weights(self.model, iter_weights(self.path), self.device, dtype)
-        self.work = WorkCounts()
+        self.engine = (Engine if self.config.kv_cache == "paged" else SerialEngine)(self.model, self.config)
+        self._open: dict[int, _Answer] = {}
+        self._ids, self._lock = count(), asyncio.Lock()
         self._output_tokens, self._busy_s = 0, 0.0
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's Hugging Face tokenizer, loaded when text is first met: token ids need none."""
+        """The model's Hugging Face tokenizer, loaded when text is first met."""
         return hub.load_tokenizer(self.path)
+
+    @property
+    def work(self) -> WorkCounts:
+        return self.engine.work
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of a chat (through the model's chat template, open for the answer), or ids as they are.
@@ -89,42 +152,159 @@ class LLM:
         text = self.tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # the template wrote them already
 
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Complete all prompts side by side.
+
+        Args:
+            prompts: texts, lists of token ids or chats; a single one is taken as a list of one.
+            params: for all, or one for each prompt.
+            progress: show a bar; None shows it on a terminal when there is more than one answer.
+
+        Returns:
+            The completions in the order of the prompts, those of one prompt (params.n) beside each other. A prompt that
+            cannot be served has finish_reason "error" and says why.
+
+        Raises:
+            ValueError: the numbers of prompts and params differ.
+        """
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
+            prompts = [prompts]  # type: ignore[assignment]
+        each = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts, but {len(each)} params: give one for all, or one for each")
+        answers: list[_Answer] = []
+        try:
+            for prompt, own in zip(prompts, each, strict=True):
+                answers += self._submit(prompt, own)  # type: ignore[arg-type]
+            hidden = not progress if progress is not None else None if len(answers) > 1 else True
+            with tqdm(total=len(answers), unit="answer", disable=hidden) as bar:
+                while missing := sum(answer.is_open for answer in answers):
+                    bar.update(len(answers) - missing - bar.n)
+                    self.step()
+                bar.update(len(answers) - bar.n)
+        finally:
+            self._abandon(answers)
+        return [answer.completion for answer in answers]
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[tuple[str, Completion]]:
         """Yield each new piece of text with the completion as it stands; the last piece comes with its finish_reason.
 
-        Raises:
-            ValueError: the prompt is empty or does not fit the context.
-        """
-        params = params or SamplingParams()
-        ids = self.encode(prompt)
-        completion = Completion(prompt_tokens=len(ids))
-        detokenizer = IncrementalDetokenizer(self.tokenizer)
-        start = time.perf_counter()
-        for token in _GENERATE[self.config.kv_cache](self.model, ids, params, self.work):
-            completion.total_s = time.perf_counter() - start
-            completion.first_token_s = completion.first_token_s or completion.total_s
-            completion.token_ids.append(token)
-            if piece := detokenizer.push(token):
-                completion.text += piece
-                yield piece, completion
-        completion.finish_reason = "stop" if ends(self.model, token, params) else "length"
-        self._output_tokens += len(completion.token_ids)
-        self._busy_s += completion.total_s
-        rest = detokenizer.flush()
-        completion.text += rest
-        yield rest, completion
+        Streams may be interleaved: each step serves all of them. Closing one aborts its request.
 
-    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]:
-        """Complete each prompt, one after another, and return the completions in the order of the prompts."""
-        return [list(self.stream(prompt, params))[-1][1] for prompt in prompts]
+        Raises:
+            ValueError: params.n is not 1.
+        """
+        answer = self._submit_one(prompt, params)
+        try:
+            while True:
+                while answer.is_open and not answer.unread:
+                    self.step()
+                piece, answer.unread = answer.unread, ""
+                yield piece, answer.completion
+                if not answer.is_open and not answer.unread:
+                    return
+        finally:
+            self._abandon([answer])
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncIterator[tuple[str, Completion]]:
+        """Like `stream`, for asyncio: steps run in a thread, started by whichever stream has nothing to give out."""
+        async with self._lock:
+            answer = self._submit_one(prompt, params)
+        try:
+            while True:
+                async with self._lock:
+                    if answer.is_open and not answer.unread:
+                        await _to_the_end(asyncio.to_thread(self.step))
+                    piece, answer.unread = answer.unread, ""
+                    last = not answer.is_open
+                if piece or last:
+                    yield piece, answer.completion
+                if last:
+                    return
+        finally:
+            async with self._lock:
+                self._abandon([answer])
+
+    def abort(self, request_id: int) -> None:
+        """End a request at any moment: its completion finishes with "abort" in the next step."""
+        self.engine.abort(request_id)
+
+    def step(self) -> None:
+        """Run one step of the engine and bring all open completions up to date."""
+        start = time.perf_counter()
+        for request in self.engine.step():
+            answer = self._open.get(request.id)
+            if answer is None:  # ended by a stop string or abandoned
+                continue
+            self._output_tokens += answer.update()
+            if answer.stopped and request.finish_reason is None:
+                self.engine.stop(request.id)
+            if not answer.is_open:
+                del self._open[request.id]
+        self._busy_s += time.perf_counter() - start
 
     def stats(self) -> dict[str, float]:
-        """Work done so far, output tokens per second of generation, and bytes of weights."""
-        return asdict(self.work) | {
+        """Work done so far, output tokens per second of stepping, pages and bytes in use."""
+        return self.engine.stats() | {
             "output_tokens": self._output_tokens,
             "output_tokens_per_s": self._output_tokens / self._busy_s if self._busy_s else 0.0,
             "weight_bytes": sum(p.nbytes for p in self.model.parameters()),
         }
+
+    def close(self) -> None:
+        """End all requests, complete the trace and give the pool's memory back."""
+        self.engine.close()
+
+    def _submit(self, prompt: Prompt, params: SamplingParams) -> list[_Answer]:
+        """Queue the n requests of a prompt; what is wrong with a prompt becomes its completion's error."""
+        error = ""
+        try:
+            ids = self.encode(prompt)
+        except ValueError as problem:
+            ids, error = [], str(problem)
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= set(self.model.config.eos_token_ids)
+        first_seed = random.getrandbits(62) if params.seed is None else params.seed
+        answers = []
+        for i in range(params.n):
+            request = Request(next(self._ids), list(ids), params, stop_ids, seed=first_seed + i)
+            detokenizer = IncrementalDetokenizer(self.tokenizer) if params.detokenize else None
+            answer = _Answer(request, i, detokenizer)
+            answers.append(answer)
+            self._open[request.id] = answer
+            self.engine.add(request, error)
+        return answers
+
+    def _submit_one(self, prompt: Prompt, params: SamplingParams | None) -> _Answer:
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise ValueError(f"n is {params.n}, but a stream carries one answer: start n streams, or use generate")
+        return self._submit(prompt, params)[0]
+
+    def _abandon(self, answers: list[_Answer]) -> None:
+        """Abort what is still open: nobody waits for it any more."""
+        for answer in answers:
+            if answer.is_open:
+                self._open.pop(answer.request.id, None)
+                self.engine.abort(answer.request.id)
+
+
+async def _to_the_end(step: Coroutine[Any, Any, None]) -> None:
+    """Await a step that runs in a thread; a cancelled caller still waits for it, so that no two steps overlap."""
+    running = asyncio.ensure_future(step)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await running
+        raise
 
 
 def _device(name: str) -> torch.device:

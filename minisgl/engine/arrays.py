@@ -1,0 +1,71 @@
+"""A planned step as tensors: arrays that live as long as the engine, filled in place, sent in one copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from minisgl.core import Batch, PagedRows
+
+
+class BatchArrays:
+    """Keeps every running request's page table, by row, and lays out each step's integers behind one another.
+
+    Args:
+        max_rows: requests that may run side by side.
+        max_len: longest sequence in tokens.
+    """
+
+    def __init__(self, max_rows: int, max_len: int, page_size: int, device: torch.device) -> None:
+        self.page_size, self.device = page_size, device
+        self._tables = np.zeros((max_rows, -(-max_len // page_size)), dtype=np.int64)
+        self._stage(0)
+
+    def fill(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedRows]:
+        """Bring the page tables up to date and lay out the step.
+
+        Returns:
+            input_ids [T], positions [T] and the last row of each request [B], all int64 on the device, and where the
+            sequences lie in the pool. They are views of one buffer and hold until the next call.
+        """
+        for request, first in batch.moved:
+            if request.row >= 0:
+                self._tables[request.row, first : len(request.pages)] = request.pages[first:]
+        requests, num_rows = batch.requests, len(batch.requests)
+        rows = np.array([request.row for request in requests])
+        starts, counts = np.array(batch.starts), np.array(batch.num_tokens)
+        kv_lens, ends = starts + counts, counts.cumsum()
+        total, width = int(ends[-1]), -(-int(kv_lens.max()) // self.page_size)
+        if total == num_rows:  # one token each: the common case need not be spread out
+            ids = [request.tokens[start] for request, start in zip(requests, batch.starts, strict=True)]
+            row_of, position = rows, starts
+        else:
+            spans = zip(requests, batch.starts, batch.num_tokens, strict=True)
+            ids = [token for request, start, n in spans for token in request.tokens[start : start + n]]
+            row_of, position = np.repeat(rows, counts), np.arange(total) + np.repeat(kv_lens - ends, counts)
+
+        parts = [total, total, total, num_rows, num_rows * width]
+        if sum(parts) > len(self._host):
+            self._stage(2 * sum(parts))
+        host = self._host_np
+        host[:total] = ids
+        host[total : 2 * total] = position
+        host[2 * total : 3 * total] = (
+            self._tables[row_of, position // self.page_size] * self.page_size + position % self.page_size
+        )
+        host[3 * total : 3 * total + num_rows] = ends - 1
+        host[3 * total + num_rows : sum(parts)].reshape(num_rows, width)[:] = self._tables[rows, :width]
+
+        sent = self._host[: sum(parts)].to(self.device, non_blocking=True)
+        input_ids, positions, slots, last_rows, tables = torch.split(sent, parts)
+        return (
+            input_ids,
+            positions,
+            last_rows,
+            PagedRows(slots, tables.view(num_rows, width), batch.num_tokens, kv_lens.tolist()),
+        )
+
+    def _stage(self, size: int) -> None:
+        """A host buffer; pinned where a GPU will read it, so that the copy need not wait."""
+        self._host = torch.empty(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        self._host_np = self._host.numpy()

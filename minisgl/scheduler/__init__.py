@@ -1,0 +1,1 @@
+"""What runs in each step, decided in plain integers. Nothing here imports torch."""
