@@ -44,7 +44,7 @@ def device_name(device: str) -> str:
     """The GPU's name, or the CPU's model and the number of threads torch uses."""
     import torch
 
-    from minisgl.doctor import cpu_name
+    from chapters.doctor import cpu_name
 
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)

@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     command("reset", _reset, "Begin a chapter again; your old files are kept as a backup.").add_argument(
         "chapter", type=_number, help="the chapter's number"
     )
+    command("doctor", _doctor, "Show what this machine has, and which chapters will run on it.")
     command("check", _check, "For authors: try stubs, final modules and wrong answers against the tests.").add_argument(
         "chapter", type=_number, nargs="?", help="only this chapter"
     )
@@ -143,6 +144,12 @@ def _run(root: Path, args: argparse.Namespace) -> int:
     chapter = ["--chapter", str(args.chapter)] if command and not command[0].startswith("-") else []
     minisgl([*command, *chapter, *rest])
     return 0
+
+
+def _doctor(root: Path, args: argparse.Namespace) -> None:
+    from chapters.doctor import table
+
+    _out.print(table(root), soft_wrap=False)  # a table folds its last column; the console would cut it
 
 
 def _check(root: Path, args: argparse.Namespace) -> int:

@@ -42,6 +42,7 @@ _notes = Console(stderr=True, highlight=False)
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command. A user's mistake ends with one line on stderr and exit status 1."""
     args = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as on Ctrl-C
     from minisgl.hub import FetchError
 
     try:
@@ -246,5 +247,4 @@ def _bench(args: argparse.Namespace) -> None:
 def _fetch(args: argparse.Namespace) -> None:
     from minisgl import hub
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as on Ctrl-C
     print(hub.fetch(force=args.force))

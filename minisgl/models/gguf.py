@@ -15,48 +15,26 @@ import gguf
 import numpy as np
 import torch
 
-from minisgl.models.config import BadCheckpoint, UnsupportedModel
+from minisgl.models import BadCheckpoint, UnsupportedModel
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 # Metadata that shapes a decoder, and the config field it becomes.
-FIELDS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
-OPTIONAL_FIELDS = {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "rope.freq_base": "rope_theta",
-}
-ROPE_SCALING = {
-    "rope.scaling.type": "rope_type",
-    "rope.scaling.factor": "factor",
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
-}
+FIELDS = {"block_count": "num_hidden_layers", "context_length": "max_position_embeddings"}
+FIELDS |= {"embedding_length": "hidden_size", "feed_forward_length": "intermediate_size"}
+FIELDS |= {"attention.head_count": "num_attention_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+OPTIONAL_FIELDS = {"attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim"}
+OPTIONAL_FIELDS |= {"rope.freq_base": "rope_theta"}
+ROPE_SCALING = {"type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings"}
 SAME_AS_HEAD_DIM = ("attention.value_length", "rope.dimension_count")
 VOCABULARY = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
 DTYPES = {"F32": "float32", "F16": "float16"}  # anything narrower is expanded to bfloat16
-TENSORS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+# Tensors, and the module whose weight or bias each is.
+TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+TENSORS |= {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+TENSORS |= {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
+TENSORS |= {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_output": "self_attn.o_proj"}
+TENSORS |= {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 
 
 @lru_cache(maxsize=1)  # reading the vocabulary takes seconds, and config and weights each need the file
@@ -80,36 +58,32 @@ def gguf_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     reader = open_gguf(path)
     meta = {name: _value(field) for name, field in reader.fields.items() if not name.startswith(VOCABULARY)}
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
     architecture = meta.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise UnsupportedModel(f"{path} holds a {architecture!r} model: minisgl runs {' or '.join(ARCHITECTURES)}")
-    for name in tensors:
-        _hf_name(name)
-    if "token_embd.weight" not in tensors:
+    tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
+    if "model.embed_tokens.weight" not in tensors:
         raise BadCheckpoint(f"{path} holds no token_embd.weight: is it one part of a split file? Join the parts first")
 
     shape = {k.removeprefix(f"{architecture}."): v for k, v in meta.items() if k.startswith(f"{architecture}.")}
     if missing := FIELDS.keys() - shape:
         raise BadCheckpoint(f"{path} lacks the metadata {', '.join(sorted(missing))} of {architecture}")
     config: dict[str, Any] = {"architectures": [ARCHITECTURES[architecture]], "model_type": architecture}
-    config |= {field: shape.pop(key) for key, field in FIELDS.items()}
-    config |= {field: shape.pop(key, None) for key, field in OPTIONAL_FIELDS.items()}
+    config |= {field: shape.pop(key, None) for key, field in (FIELDS | OPTIONAL_FIELDS).items()}
     config["head_dim"] = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
-    scaling = {field: shape.pop(key) for key, field in ROPE_SCALING.items() if key in shape}
-    if scaling.get("rope_type", "none") != "none":
+    config["vocab_size"] = int(tensors["model.embed_tokens.weight"].shape[1])
+    scaling = {field: shape.pop(f"rope.scaling.{key}", None) for key, field in ROPE_SCALING.items()}
+    if scaling["rope_type"] not in (None, "none"):
         config["rope_scaling"] = scaling
-    config["vocab_size"] = int(tensors["token_embd.weight"].shape[1])
     implied = {"vocab_size": config["vocab_size"]} | dict.fromkeys(SAME_AS_HEAD_DIM, config["head_dim"])
-    refused = {key: value for key, value in shape.items() if value != implied.get(key)}
-    if refused:
+    if refused := {key: value for key, value in shape.items() if value != implied.get(key)}:
         raise UnsupportedModel(f"{path}: minisgl does not implement these fields of {architecture}: {refused}")
 
-    config["tie_word_embeddings"] = "output.weight" not in tensors
-    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-    if "blk.0.ffn_up.bias" in tensors:
+    config["tie_word_embeddings"] = "lm_head.weight" not in tensors
+    config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in tensors
+    if "model.layers.0.mlp.up_proj.bias" in tensors:  # Qwen3 has no such field
         config["mlp_bias"] = True
-    config["dtype"] = DTYPES.get(tensors["token_embd.weight"].tensor_type.name, "bfloat16")
+    config["dtype"] = DTYPES.get(tensors["model.embed_tokens.weight"].tensor_type.name, "bfloat16")
     ids = {kind: meta.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "padding", "eos", "eot", "eom")}
     config |= {"bos_token_id": ids["bos"], "pad_token_id": ids["padding"], "eos_token_id": ids["eos"]}
     return config, {"eos_token_id": sorted({ids[kind] for kind in ("eos", "eot", "eom")} - {None})}
@@ -117,15 +91,13 @@ def gguf_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def gguf_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (Hugging Face name, fp32 tensor), one at a time."""
-    reader = open_gguf(path)
-    architecture = reader.fields["general.architecture"].contents()
-    heads = reader.fields[f"{architecture}.attention.head_count"].contents()
-    kv_heads = reader.fields.get(f"{architecture}.attention.head_count_kv")
-    rows = {"attn_q": heads, "attn_k": kv_heads.contents() if kv_heads else heads}
-    for stored in reader.tensors:
+    config, _ = gguf_config(path)
+    rows = {"attn_q": config["num_attention_heads"]}
+    rows["attn_k"] = config["num_key_value_heads"] or rows["attn_q"]
+    for stored in open_gguf(path).tensors:
         tensor = torch.from_numpy(np.require(gguf.dequantize(stored.data, stored.tensor_type), requirements="W"))
         kind = stored.name.split(".")[-2]
-        if architecture == "llama" and kind in rows:
+        if config["model_type"] == "llama" and kind in rows:
             tensor = _unpermute(tensor, rows[kind])
         yield _hf_name(stored.name), tensor
 

@@ -8,10 +8,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.models.qwen3 import Qwen3ForCausalLM
 
-MODELS: dict[str, type[LlamaForCausalLM]] = {
-    "LlamaForCausalLM": LlamaForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
-}
+MODELS: dict[str, type[LlamaForCausalLM]] = {model.__name__: model for model in (LlamaForCausalLM, Qwen3ForCausalLM)}
 
 
 def build_model(config: ModelConfig) -> LlamaForCausalLM:

@@ -5,16 +5,21 @@ Never holds the checkpoint in memory: files are mapped, and each tensor goes str
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from minisgl.layers.linear import MergedLinear
-from minisgl.models.config import BadCheckpoint, read_json
+from minisgl.models import BadCheckpoint
+from minisgl.models.config import read_json
 from minisgl.models.llama import LlamaForCausalLM
+
+Weights = Iterable[tuple[str, torch.Tensor]]  # Hugging Face's names
 
 
 def iter_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -26,9 +31,7 @@ def iter_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         return
     for shard in _shards(path):
         try:
-            with safe_open(shard, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - not a dict
-                    yield name, tensors.get_tensor(name)
+            yield from load_file(shard).items()  # mapped, too: a tensor's bytes are read when it is copied
         except SafetensorError as error:
             raise BadCheckpoint(f"{shard} is damaged ({error}): fetch the model again") from None
 
@@ -39,51 +42,43 @@ def _shards(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         raise BadCheckpoint(f"{folder} holds neither {single.name} nor {index.name}: fetch it in safetensors form")
-    shards = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-    missing = [shard.name for shard in shards if not shard.is_file()]
-    if missing:
+    names = sorted(set(read_json(index)["weight_map"].values()))
+    if missing := [name for name in names if not (folder / name).is_file()]:
         raise BadCheckpoint(f"{folder} lacks {_some(missing)} named by {index.name}: fetch the model again")
-    return shards
+    return [folder / name for name in names]
 
 
-def load_weights(
-    model: LlamaForCausalLM, weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, dtype: torch.dtype
-) -> None:
+def load_weights(model: LlamaForCausalLM, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
     """Give the model, which is on the meta device, memory of this device and dtype, and fill it.
 
     Raises:
         BadCheckpoint: tensors are missing, left over, given twice, or of another shape or kind.
     """
     places = _allocate(model, device, dtype)
-    problems: dict[str, list[str]] = {}
-    seen: set[str] = set()
+    missing = dict(places)
+    problems: defaultdict[str, list[str]] = defaultdict(list)
     head = None
     for name, tensor in weights:
         if name.endswith("rotary_emb.inv_freq"):  # written by old versions of transformers; ours are computed
             continue
-        if name in seen:
-            problems.setdefault("given twice", []).append(name)
-        elif name == "lm_head.weight" and model.lm_head is None:
+        if name == "lm_head.weight" and model.lm_head is None:
             head = tensor
-        elif name not in places:
-            problems.setdefault("left over", []).append(name)
+        elif name not in missing:
+            problems["given twice" if name in places else "left over"].append(name)
         elif tensor.shape != places[name].shape:
-            shapes = f"{name} {list(tensor.shape)} for {list(places[name].shape)}"
-            problems.setdefault("of the wrong shape", []).append(shapes)
+            problems["of the wrong shape"].append(f"{name} {list(tensor.shape)} for {list(places[name].shape)}")
         elif tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            problems.setdefault("of a kind that needs dequantisation", []).append(f"{name} {tensor.dtype}")
+            problems["of a kind that needs dequantisation"].append(f"{name} {tensor.dtype}")
         else:
             places[name].copy_(tensor)
-        seen.add(name)
-    if missing := [name for name in places if name not in seen]:
-        problems["missing"] = missing
+        missing.pop(name, None)
+    if missing:
+        problems["missing"] = list(missing)
     if problems:
         found = "; ".join(f"{len(names)} {problem}: {_some(names)}" for problem, names in problems.items())
         raise BadCheckpoint(f"the checkpoint does not fit {model.config.architecture}: {found}")
     if head is not None and not torch.equal(head.to(device, dtype), model.model.embed_tokens.weight):
-        raise BadCheckpoint(
-            "lm_head.weight differs from model.embed_tokens.weight, but the config ties them (tie_word_embeddings)"
-        )
+        raise BadCheckpoint("lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings is true")
 
 
 def random_weights(

@@ -41,7 +41,7 @@ def test_the_module_runs_as_a_command():
 def test_help_lists_the_commands(minisgl):
     done = minisgl("--help")
     assert done.returncode == 0
-    assert all(word in done.stdout for word in ("generate", "chat", "fetch", "doctor", "examples"))
+    assert all(word in done.stdout for word in ("generate", "chat", "fetch", "examples"))
 
 
 def test_every_field_of_the_configs_is_a_flag(minisgl):

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from minisgl.layers.rotary import RopeConfig
-from minisgl.models.config import BadCheckpoint, ModelConfig, UnsupportedModel
+from minisgl.models import BadCheckpoint, UnsupportedModel
+from minisgl.models.config import ModelConfig
 from minisgl.models.gguf import gguf_config
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.models.register import build_model

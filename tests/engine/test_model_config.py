@@ -8,7 +8,8 @@ import pytest
 import transformers
 
 from minisgl.layers.rotary import RopeConfig
-from minisgl.models.config import DEFAULTS, HARMLESS, BadCheckpoint, ModelConfig, UnsupportedModel
+from minisgl.models import BadCheckpoint, UnsupportedModel
+from minisgl.models.config import DEFAULTS, HARMLESS, ModelConfig
 from minisgl.models.register import MODELS
 from tests.helpers import ROPES, hf_json, tiny_config
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minisgl.models.config import BadCheckpoint
+from minisgl.models import BadCheckpoint
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.models.register import build_model
 from minisgl.models.weight import iter_weights, load_weights, random_weights

@@ -12,14 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-import yaml
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from chapters.manifest import Chapter, load_chapters
 from minisgl import hub
 
-CHAPTERS = Path(__file__).parents[1] / "chapters"  # there in a clone of the repository, not in an installed package
 OPTIONAL = {
     "triton": "GPU kernels in Python; pip install '.[gpu]'",
     "cuda-core": "compiles the CUDA kernels; pip install '.[gpu]'",
@@ -38,20 +36,22 @@ class Fact:
     ok: bool = True
 
 
-def main() -> None:
-    """Print the report."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for fact in report():
-        table.add_row(fact.name, "[green]✓[/]" if fact.ok else "[yellow]–[/]", escape(fact.value))
-    Console(highlight=False).print(table)
+def table(root: Path) -> Table:
+    """The report, to be printed."""
+    rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column()
+    for fact in report(root):
+        rows.add_row(fact.name, "[green]✓[/]" if fact.ok else "[yellow]–[/]", escape(fact.value))
+    return rows
 
 
-def report() -> list[Fact]:
-    """All facts, chapters last."""
-    return [_python(), _torch(), _cpu(), *_gpus(), _memory(), _disk(), _model(), *_packages(), *_chapters()]
+def report(root: Path) -> list[Fact]:
+    """All facts, those of the chapters under root last."""
+    machine = [_python(), _torch(), _cpu(), *_gpus(), _memory(), _disk(), _model()]
+    packages = [_package(name, use) for name, use in OPTIONAL.items()]
+    return [*machine, *packages, *(_chapter(chapter) for chapter in load_chapters(root))]
 
 
 def _python() -> Fact:
@@ -129,10 +129,6 @@ def _model() -> Fact:
     return Fact("model", f"not in {home} yet: run `minisgl fetch`, or use it and it will be fetched", ok=False)
 
 
-def _packages() -> list[Fact]:
-    return [_package(name, use) for name, use in OPTIONAL.items()]
-
-
 def _package(name: str, use: str) -> Fact:
     try:
         return Fact(name, version(name))
@@ -140,14 +136,9 @@ def _package(name: str, use: str) -> Fact:
         return Fact(name, f"not installed ({use})", ok=False)
 
 
-def _chapters() -> list[Fact]:
-    tables = sorted(CHAPTERS.glob("[0-9][0-9]_*/chapter.yml"))
-    return [_chapter(path.parent.name, yaml.safe_load(path.read_text(encoding="utf-8"))["tier"]) for path in tables]
-
-
-def _chapter(slug: str, tier: str) -> Fact:
-    lacking = lacks(tier)
-    return Fact(f"chapter {slug}", f"runs here ({tier})" if lacking is None else lacking, lacking is None)
+def _chapter(chapter: Chapter) -> Fact:
+    lacking = lacks(chapter.tier)
+    return Fact(f"chapter {chapter.name}", lacking or f"runs here ({chapter.tier})", lacking is None)
 
 
 def lacks(tier: str) -> str | None:
