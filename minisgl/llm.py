@@ -119,8 +119,9 @@ class LLM:
             load_weights(self.model, iter_weights(self.path), self.device, dtype)
         self.engine = (Engine if self.config.kv_cache == "paged" else SerialEngine)(self.model, self.config)
         self._open: dict[int, _Answer] = {}
-        self._ids, self._lock = count(), asyncio.Lock()
+        self._ids, self._refusal = count(), ""
         self._output_tokens, self._busy_s = 0, 0.0
+        self._loop: tuple[asyncio.AbstractEventLoop | None, asyncio.Lock] = (None, asyncio.Lock())
 
     def __enter__(self) -> LLM:
         return self
@@ -215,11 +216,14 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncIterator[tuple[str, Completion]]:
         """Like `stream`, for asyncio: steps run in a thread, started by whichever stream has nothing to give out."""
-        async with self._lock:
+        if self._loop[0] is not asyncio.get_running_loop():  # a lock serves one loop
+            self._loop = asyncio.get_running_loop(), asyncio.Lock()
+        lock = self._loop[1]  # no two steps at once, and nobody comes or goes during one
+        async with lock:
             answer = self._submit_one(prompt, params)
         try:
             while True:
-                async with self._lock:
+                async with lock:
                     if answer.is_open and not answer.unread:
                         await _to_the_end(asyncio.to_thread(self.step))
                     piece, answer.unread = answer.unread, ""
@@ -229,7 +233,7 @@ class LLM:
                 if last:
                     return
         finally:
-            async with self._lock:
+            async with lock:
                 self._abandon([answer])
 
     def abort(self, request_id: int) -> None:
@@ -245,7 +249,7 @@ class LLM:
                 continue
             self._output_tokens += answer.update()
             if answer.stopped and request.finish_reason is None:
-                self.engine.stop(request.id)
+                self.engine.abort(request.id, "stop")
             if not answer.is_open:
                 del self._open[request.id]
         self._busy_s += time.perf_counter() - start
@@ -259,28 +263,31 @@ class LLM:
         }
 
     def close(self) -> None:
-        """End all requests, complete the trace and give the pool's memory back."""
+        """End all requests, complete the trace and give the pool's memory back. Later prompts are refused."""
+        for request_id in list(self._open):
+            self.engine.abort(request_id)
+        self.step()
         self.engine.close()
+        self._refusal = "this LLM is closed: make a new one"
 
     def _submit(self, prompt: Prompt, params: SamplingParams) -> list[_Answer]:
         """Queue the n requests of a prompt; what is wrong with a prompt becomes its completion's error."""
-        error = ""
+        ids, refusal = list[int](), self._refusal
         try:
             ids = self.encode(prompt)
         except ValueError as problem:
-            ids, error = [], str(problem)
+            refusal = refusal or str(problem)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= set(self.model.config.eos_token_ids)
         first_seed = random.getrandbits(62) if params.seed is None else params.seed
         answers = []
         for i in range(params.n):
-            request = Request(next(self._ids), list(ids), params, stop_ids, seed=first_seed + i)
-            detokenizer = IncrementalDetokenizer(self.tokenizer) if params.detokenize else None
-            answer = _Answer(request, i, detokenizer)
+            request = Request(next(self._ids), list(ids), params, stop_ids, seed=(first_seed + i) % 2**63)
+            answer = _Answer(request, i, IncrementalDetokenizer(self.tokenizer) if params.detokenize else None)
             answers.append(answer)
             self._open[request.id] = answer
-            self.engine.add(request, error)
+            self.engine.add(request, refusal)
         return answers
 
     def _submit_one(self, prompt: Prompt, params: SamplingParams | None) -> _Answer:

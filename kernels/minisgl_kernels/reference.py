@@ -57,3 +57,34 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """The gate of a SwiGLU MLP (Shazeer, 2020): silu(gate) · up, for gate_up [..., 2 · width] → [..., width]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def sample(
+    probs: torch.Tensor,
+    uniform: torch.Tensor,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+    min_p: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Draw from each row of probs [B, vocab] by inverting its cumulative distribution at uniform [B] in (0, 1].
+
+    One number a row is enough, so that it can come from a counter; `torch.multinomial` would take one a token. The
+    filters, if given, all are: top_k [B] (0 keeps all), top_p [B], min_p [B], applied in this order. Ties are broken
+    towards the smaller id.
+
+    Returns:
+        ids [B] int64.
+    """
+    vocab = probs.shape[-1]
+    ids = None
+    if top_k is not None and top_p is not None and min_p is not None:
+        probs, ids = probs.sort(dim=-1, descending=True, stable=True)
+        kept = torch.where(top_k > 0, top_k, vocab).unsqueeze(1)
+        probs[torch.arange(vocab, device=probs.device) >= kept] = 0
+        probs /= probs.sum(dim=-1, keepdim=True)
+        nucleus = torch.where(top_p < 1, top_p, 2).unsqueeze(1)  # 2: rounding must not cut what nobody asked to cut
+        probs[probs.cumsum(dim=-1) - probs >= nucleus] = 0  # the token that crosses top_p stays
+        probs[probs < min_p.unsqueeze(1) * probs[:, :1]] = 0
+    cumulative = probs.cumsum(dim=-1)
+    places = torch.searchsorted(cumulative, uniform.unsqueeze(1) * cumulative[:, -1:]).clamp(max=vocab - 1)
+    return (places if ids is None else ids.gather(1, places)).squeeze(1)

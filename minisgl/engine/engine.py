@@ -12,7 +12,7 @@ import torch
 
 from minisgl.attention.torch_backend import TorchAttention
 from minisgl.config import EngineConfig
-from minisgl.core import Batch, ForwardBatch, Request, WorkCounts
+from minisgl.core import Batch, FinishReason, ForwardBatch, Request, WorkCounts
 from minisgl.engine.arrays import BatchArrays
 from minisgl.engine.sampler import sample_rows
 from minisgl.engine.trace import Trace
@@ -34,26 +34,17 @@ class Engine:
 
     def __init__(self, model: LlamaForCausalLM, config: EngineConfig) -> None:
         self.model, self.config, self.work = model, config, WorkCounts()
-        shape, size = model.config, config.page_size
-        context = config.max_model_len or shape.max_position_embeddings
-        if context > shape.max_position_embeddings:
-            raise ValueError(
-                f"max_model_len is {context:,}, but the model was made for {shape.max_position_embeddings:,}"
-            )
-        page_bytes = size * kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, model.dtype)
-        num_pages = config.kv_pages
-        if not num_pages:
-            most = config.max_running_requests * -(-context // size) + 1
-            num_pages = pages_in(_bytes_for_pool(config.memory_fraction, model.device), page_bytes, most)
-        self.pool = MHAPool(
-            shape.num_layers, num_pages, size, shape.num_kv_heads, shape.head_dim, model.dtype, model.device
-        )
-        self.pages = PageAllocator(num_pages)
-        self.prefix = PREFIX_CACHES[config.prefix_cache](self.pages, size, config.eviction)
-        cache = CacheManager(self.pages, size, self.prefix)
-        max_len = min(context, self.pages.capacity * size + 1)  # the last token is never fed back
+        longest = model.config.max_position_embeddings
+        context = config.max_model_len or longest
+        if context > longest:
+            raise ValueError(f"max_model_len is {context:,}, but this model's context is {longest:,}")
+        self.pool = self._new_pool(config.page_size, context)
+        self.pages = PageAllocator(self.pool.kv.shape[2])
+        self.prefix = PREFIX_CACHES[config.prefix_cache](self.pages, config.page_size, config.eviction)
+        cache = CacheManager(self.pages, config.page_size, self.prefix)
+        max_len = min(context, self.pages.capacity * config.page_size + 1)  # the last token is never fed back
         self.scheduler = Scheduler(config, cache, max_len, self.work)
-        self.arrays = BatchArrays(config.max_running_requests, max_len, size, model.device)
+        self.arrays = BatchArrays(config.max_running_requests, max_len, config.page_size, model.device)
         self.trace = Trace(config.trace, self.scheduler) if config.trace else None
 
     @property
@@ -63,15 +54,16 @@ class Engine:
     def add(self, request: Request, refusal: str = "") -> None:
         """Queue a request. One that cannot be served, or was refused before, comes out of the next step, finished, with
         the reason."""
-        self.scheduler.add(request, refusal or problem(request, self.model.config.vocab_size))
+        vocab, tokens = self.model.config.vocab_size, [*request.tokens, *request.params.logit_bias]
+        if not request.tokens:
+            refusal = refusal or "the prompt is empty: give at least one token"
+        elif not 0 <= min(tokens) <= max(tokens) < vocab:
+            refusal = refusal or f"prompt or logit_bias holds token ids outside 0 … {vocab - 1}: of another tokenizer?"
+        self.scheduler.add(request, refusal)
 
-    def abort(self, request_id: int) -> None:
+    def abort(self, request_id: int, reason: FinishReason = "abort") -> None:
         """End a request at any moment; it comes out of the next step. Unknown and finished ones are ignored."""
-        self.scheduler.abort(request_id)
-
-    def stop(self, request_id: int) -> None:
-        """End a request whose answer is complete for a reason that only its reader sees, such as a stop string."""
-        self.scheduler.abort(request_id, "stop")
+        self.scheduler.abort(request_id, reason)
 
     def step(self) -> list[Request]:
         """Plan, run and retire one step.
@@ -116,31 +108,30 @@ class Engine:
             "kv_pool_bytes": self.pool.kv.nbytes,
         }
 
+    def _new_pool(self, page_size: int, context: int) -> MHAPool:
+        """A pool of config.kv_pages, or as large as the memory allows and max_running_requests can use."""
+        config, shape, device = self.config, self.model.config, self.model.device
+        heads = (shape.num_kv_heads, shape.head_dim)
+        num_pages = config.kv_pages
+        if not num_pages:
+            fraction = config.memory_fraction or (0.9 if device.type == "cuda" else 0.25)
+            page_bytes = page_size * kv_bytes_per_token(shape.num_layers, *heads, self.model.dtype)
+            most = config.max_running_requests * -(-context // page_size) + 1
+            num_pages = pages_in(int(fraction * free_bytes(device)), page_bytes, most)
+        return MHAPool(shape.num_layers, num_pages, page_size, *heads, self.model.dtype, device)
+
     def close(self) -> None:
-        """End all requests and complete the trace."""
-        self.scheduler.abort_all()
+        """Give the pool's memory back and complete the trace; requests have been aborted before."""
         self.pool.kv = self.pool.kv.new_empty(0)
         if self.trace:
             self.trace.close()
 
 
-def problem(request: Request, vocab_size: int) -> str:
-    """Why a request cannot be served, whatever its length; empty if it can."""
-    if not request.tokens:
-        return "the prompt is empty: give at least one token"
-    if not 0 <= min(request.tokens) <= max(request.tokens) < vocab_size:
-        return f"the prompt holds token ids outside 0 … {vocab_size - 1}: was it made by another tokenizer?"
-    if any(not 0 <= token < vocab_size for token in request.params.logit_bias):
-        return f"logit_bias names token ids outside 0 … {vocab_size - 1}"
-    return ""
-
-
-def _bytes_for_pool(fraction: float, device: torch.device) -> int:
-    """The share of the memory that is free now which the pool may take."""
+def free_bytes(device: torch.device) -> int:
+    """Memory of a device that nobody uses now."""
     if device.type == "cuda":
-        return int((fraction or 0.9) * torch.cuda.mem_get_info(device)[0])
+        return torch.cuda.mem_get_info(device)[0]
     try:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # macOS and Windows do not say
-        free = 4_000_000_000
-    return int((fraction or 0.25) * free)
+        return 4_000_000_000

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import minisgl_kernels as ops
 import numpy as np
 import torch
 
-from minisgl.core import Request, SamplingParams, TokenLogprobs
+from minisgl.core import Request, TokenLogprobs
 
 
 def sample_rows(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
@@ -26,9 +27,7 @@ def sample_rows(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     best, tokens = logits.max(dim=-1)
     drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
     if drawn:
-        uniform = uniform_at([requests[i].seed for i in drawn], [len(requests[i].tokens) for i in drawn])
-        rows = logits if len(drawn) == len(requests) else logits[drawn]
-        tokens[drawn] = draw(rows, [requests[i].params for i in drawn], uniform.to(logits.device))
+        tokens[drawn] = draw(logits if len(drawn) == len(requests) else logits[drawn], [requests[i] for i in drawn])
     chosen: list[int] = tokens.masked_fill(best.isnan(), -1).tolist()
     _append_logprobs(raw, requests, chosen)
     return chosen
@@ -69,29 +68,16 @@ def adjust(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     return logits
 
 
-def draw(logits: torch.Tensor, params: Sequence[SamplingParams], uniform: torch.Tensor) -> torch.Tensor:
-    """Draw from each row of logits [B, vocab] by inverting its cumulative distribution at uniform [B] in (0, 1].
-
-    One number a row is enough, so that it can come from a counter; `torch.multinomial` would take one a token.
-    """
-    device, vocab = logits.device, logits.shape[-1]
-    temperature = torch.tensor([[p.temperature] for p in params], device=device)
-    probs = ((logits - logits.max(dim=-1, keepdim=True).values) / temperature).softmax(dim=-1)
-    ids = None
-    if any(p.top_k or p.top_p < 1 or p.min_p for p in params):
-        probs, ids = probs.sort(dim=-1, descending=True, stable=True)
-        top_k = torch.tensor([[p.top_k or vocab] for p in params], device=device)
-        top_p = torch.tensor(
-            [[p.top_p if p.top_p < 1 else 2.0] for p in params], device=device
-        )  # 2: rounding cuts none
-        min_p = torch.tensor([[p.min_p] for p in params], device=device)
-        probs[torch.arange(vocab, device=device) >= top_k] = 0
-        probs /= probs.sum(dim=-1, keepdim=True)
-        probs[probs.cumsum(dim=-1) - probs >= top_p] = 0  # the token that crosses top_p stays
-        probs[probs < min_p * probs[:, :1]] = 0
-    cumulative = probs.cumsum(dim=-1)
-    places = torch.searchsorted(cumulative, uniform.unsqueeze(1) * cumulative[:, -1:]).clamp(max=vocab - 1)
-    return (places if ids is None else ids.gather(1, places)).squeeze(1)
+def draw(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    """Draw a token from each row of logits [B, vocab], whose requests have temperatures above 0; returns ids [B]."""
+    each = [request.params for request in requests]
+    columns = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in each]
+    uniform = uniform_at([request.seed for request in requests], [len(request.tokens) for request in requests])
+    values = torch.cat([torch.tensor(columns), uniform.unsqueeze(1)], dim=1).to(logits.device)  # one copy
+    temperature, top_k, top_p, min_p, uniform = values.unbind(1)
+    filtered = any(p.top_k or p.top_p < 1 or p.min_p for p in each)
+    probs = (logits - logits.max(dim=-1, keepdim=True).values).div_(temperature.unsqueeze(1)).softmax(dim=-1)
+    return ops.sample(probs, uniform, top_k, top_p, min_p) if filtered else ops.sample(probs, uniform)
 
 
 def uniform_at(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:

@@ -75,11 +75,6 @@ class Scheduler:
             self.running.remove(request)
         self._finish(request, reason)
 
-    def abort_all(self) -> None:
-        """End every request."""
-        for request_id in list(self._requests):
-            self.abort(request_id)
-
     def plan(self) -> Batch | None:
         """Choose the next step: running requests first, then waiting ones, within the budget. None if nobody is there.
 
