@@ -135,7 +135,7 @@ def _run(root: Path, args: argparse.Namespace) -> int:
     files = workspace.files_up_to(root, chapters, find_chapter(root, chapters, args.chapter))
     for module, path in files.items():
         _notes.print(f"[dim]{path.relative_to(root)} in place of {module}[/]")
-    sys.path[:0] = [str(root), str(root / "kernels")]
+    sys.path[:0] = [str(root), *(str(root / folder) for folder in symbols.FOLDERS.values())]
     replace.install(files)
     replace.load(root, files)
     from minisgl.cli import main as minisgl

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import minisgl_hub as hub
 import torch
 from rich.markup import escape
 from rich.table import Table
 
 from chapters.manifest import Chapter, load_chapters
-from minisgl import hub
 
 OPTIONAL = {
     "triton": "GPU kernels in Python; pip install '.[gpu]'",

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from chapters import replace
+from chapters.symbols import FOLDERS
 
 WORKERS = 2
 TIMEOUT_S = 180.0  # a run takes seconds
@@ -82,7 +83,7 @@ def run_all(root: Path, runs: Mapping[str, Run], timeout_s: float) -> Iterator[t
 def _child(sender: Connection, root: Path, run: Run) -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing plugins would take longer than most tests
     os.chdir(root)
-    sys.path[:0] = [str(root), str(root / "kernels")]
+    sys.path[:0] = [str(root), *(str(root / folder) for folder in FOLDERS.values())]
     output = io.StringIO()
     with redirect_stdout(output), redirect_stderr(output):
         outcome = _run_tests(run)

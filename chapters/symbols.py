@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"minisgl_kernels": "kernels", "minisgl_hub": "hub"}  # of the packages that do not lie in the root
 
 
 class UnknownSymbol(Exception):
@@ -23,9 +24,8 @@ class Symbol(NamedTuple):
 
 
 def module_path(module: str) -> Path:
-    """The file of a dotted module, relative to the root; `minisgl_kernels` lives under kernels/."""
-    base = Path("kernels") if module.partition(".")[0] == "minisgl_kernels" else Path()
-    return base.joinpath(*module.split(".")).with_suffix(".py")
+    """The file of a dotted module, relative to the root."""
+    return Path(FOLDERS.get(module.partition(".")[0], "")).joinpath(*module.split(".")).with_suffix(".py")
 
 
 def find(root: Path, name: str) -> Symbol:

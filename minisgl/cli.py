@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command. A user's mistake ends with one line on stderr and exit status 1."""
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as on Ctrl-C
-    from minisgl.hub import FetchError
+    from minisgl_hub import FetchError
 
     try:
         args.run(args)
@@ -95,17 +95,16 @@ def _add_fields(group: argparse._ArgumentGroup, cls: type[EngineConfig] | type[S
         flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
         options, many = typing.get_args(hint), typing.get_origin(hint) in (Sequence, Mapping)
         kind = next((o for o in options if o is not type(None)), str) if options else hint
-        default = "none" if many else field.default
+        default = "none; may be given several times" if many else field.default
         settings: dict[str, Any] = {"help": f"{texts[field.name]} (default: {default})", "default": None}
         if many:
-            kind = kind if len(options) == 1 else _pair
-            settings |= {"type": kind, "nargs": "+", "metavar": field.name.split("_")[-1].upper()}
-        elif kind is bool:
+            settings |= {"action": "append", "type": kind if len(options) == 1 else _pair}
+        if kind is bool:
             settings |= {"action": argparse.BooleanOptionalAction}
         elif isinstance(kind, str):  # Literal["a", "b"]
             settings |= {"choices": options}
         else:
-            settings |= {"type": kind, "metavar": field.name.split("_")[-1].upper()}
+            settings = {"type": kind, "metavar": field.name.split("_")[-1].upper()} | settings
         group.add_argument(flag, **settings)
 
 
@@ -245,6 +244,6 @@ def _bench(args: argparse.Namespace) -> None:
 
 
 def _fetch(args: argparse.Namespace) -> None:
-    from minisgl import hub
+    import minisgl_hub as hub
 
     print(hub.fetch(force=args.force))

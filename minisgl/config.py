@@ -27,6 +27,7 @@ class EngineConfig:
         max_model_len: longest sequence in tokens, answer included; 0 is the model's context.
         policy: order of waiting requests: fcfs (first come, first served) or lpm (longest cached prefix first).
         output_reserve: pages set aside when a request is admitted, as a share of its max_tokens; 1 never preempts.
+        linear: matrix products on a CPU: torch, or cpp, our own for few rows; auto is cpp where there is a compiler.
         trace: write one JSON event a step to this file.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
         weight_seed: seed of the random weights.
@@ -51,6 +52,7 @@ class EngineConfig:
     max_model_len: int = 0
     policy: Literal["fcfs", "lpm"] = "fcfs"
     output_reserve: float = 0.3
+    linear: Literal["auto", "torch", "cpp"] = "auto"
     trace: str | None = None
     random_weights: bool = False
     weight_seed: int = 0

@@ -14,14 +14,17 @@ from functools import cached_property
 from itertools import count
 from typing import Any
 
+import minisgl_hub as hub
 import torch
+import torch.nn.functional as F
+from minisgl_kernels import cpu
 from tqdm import tqdm
 
-from minisgl import hub
 from minisgl.config import EngineConfig
 from minisgl.core import FinishReason, Request, SamplingParams, TokenLogprobs, WorkCounts
 from minisgl.engine.engine import Engine
 from minisgl.engine.serial import SerialEngine
+from minisgl.layers.linear import Product
 from minisgl.models.config import ModelConfig
 from minisgl.models.register import build_model
 from minisgl.models.weight import iter_weights, load_weights, random_weights
@@ -111,7 +114,7 @@ class LLM:
         self.path = hub.resolve(self.config.model, config_only=self.config.random_weights)
         self.device = _device(self.config.device)
         model_config = ModelConfig.from_folder(self.path)
-        self.model = build_model(model_config)
+        self.model = build_model(model_config, _product(self.config.linear, self.device))
         dtype = _dtype(self.config.dtype, model_config.dtype, self.device)
         if self.config.random_weights:
             random_weights(self.model, self.config.weight_seed, self.device, dtype)
@@ -321,6 +324,12 @@ def _device(name: str) -> torch.device:
         return torch.empty(0, device=name).device  # touches the device: a missing one fails here, not in a layer
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _product(name: str, device: torch.device) -> Product:
+    if name == "cpp" and (device.type != "cpu" or not cpu.available()):
+        raise ValueError(f"linear cpp cannot be used on {device}: {cpu.why_unavailable() or 'it is for a CPU'}")
+    return F.linear if name == "torch" or device.type != "cpu" else cpu.linear  # which leaves to torch what it cannot
 
 
 def _dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:

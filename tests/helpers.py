@@ -1,18 +1,31 @@
-"""Tiny random decoders for tests, and their twins in transformers."""
+"""What many tests build: tiny random decoders and their twins in transformers, schedulers, and checks of the pool."""
 
 from __future__ import annotations
 
+import ast
+import io
+import tokenize
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from minisgl.config import EngineConfig
+from minisgl.core import Batch, Request, SamplingParams
+from minisgl.kvcache.cache_manager import CacheManager
+from minisgl.kvcache.pages import PageAllocator
+from minisgl.kvcache.radix_cache import PREFIX_CACHES, Node
 from minisgl.layers.linear import MergedLinear
 from minisgl.layers.rotary import RopeConfig
 from minisgl.models.config import ROPE_FIELDS, ModelConfig
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.models.register import build_model
 from minisgl.models.weight import random_weights
+from minisgl.scheduler.policy import rank
+from minisgl.scheduler.scheduler import Scheduler
 
 # Each rope type, at sizes where a tiny model's few pairs fall on both sides of the thresholds.
 ROPES = {
@@ -119,3 +132,129 @@ def hf_twin(model: LlamaForCausalLM) -> transformers.PreTrainedModel:
     assert set(missing) <= {"lm_head.weight"}
     assert not unexpected
     return twin.eval()
+
+
+# The engine's host side: plain ints, no model.
+
+
+def scheduler_with(pages: int, **config: Any) -> Scheduler:
+    """A scheduler over an empty pool of this many usable pages, as the engine builds it."""
+    switches = EngineConfig(**config)
+    allocator = PageAllocator(pages + 1)  # and the dummy
+    prefix = PREFIX_CACHES[switches.prefix_cache](allocator, switches.page_size, switches.eviction)
+    cache = CacheManager(allocator, switches.page_size, prefix)
+    context = switches.max_model_len or 10**6
+    return Scheduler(switches, cache, min(context, pages * switches.page_size + 1))
+
+
+def request(id: int, tokens: Sequence[int], stop_ids: Iterable[int] = (), **params: Any) -> Request:
+    """A request as the engine is given one."""
+    return Request(id, list(tokens), SamplingParams(**params), frozenset(stop_ids))
+
+
+def fake_token(tokens: Sequence[int]) -> int:
+    """What a fake model says next: depends on the last tokens and on the position, so that a lost one shows."""
+    return (sum(tokens[-3:]) * 31 + len(tokens) * 7) % 50
+
+
+def fake_forward(batch: Batch) -> list[int]:
+    """The fake model's token for each request of a batch; 3, which would mean something, where none is due."""
+    rows = zip(batch.requests, batch.starts, batch.num_tokens, strict=True)
+    return [fake_token(r.tokens) if start + n == len(r.tokens) else 3 for r, start, n in rows]
+
+
+def run_to_the_end(scheduler: Scheduler) -> list[Batch]:
+    """Plan, run the fake model and retire until nobody is left; returns the steps."""
+    steps = []
+    while scheduler.has_work:
+        batch = scheduler.plan()
+        assert batch is not None, "somebody waits, and nothing is planned"
+        scheduler.retire(batch, fake_forward(batch))
+        steps.append(batch)
+    return steps
+
+
+def check_pool(scheduler: Scheduler, requests: Iterable[Request]) -> None:
+    """Every page is in one state and every count is right. `requests`: all that may still hold something."""
+    cache, config = scheduler.cache, scheduler.config
+    pages, tree = cache.pages, cache.prefix
+    holding = [r for r in requests if r.row >= 0]
+    for r in scheduler.waiting:
+        assert (r.pages, r.row, r.node, r.finish_reason) == ([], -1, None, None), "a waiting request holds nothing"
+
+    nodes, stack = list[Node](), [tree.root]
+    while stack:
+        node = stack.pop()
+        for (salt, first), child in node.children.items():
+            assert child.parent is node
+            assert (child.salt, child.tokens[: cache.page_size]) == (salt, first)
+            assert len(child.tokens) == len(child.pages) * cache.page_size > 0
+            nodes.append(child)
+            stack.append(child)
+
+    holders, locks = Counter[int](), Counter[Node]()
+    for r in holding:
+        assert len(set(r.pages)) == len(r.pages), "a page table names a page twice"
+        assert len(r.pages) == cache.pages_for(r.num_computed), "as many pages as the computed tokens need"
+        holders.update(r.pages)
+        node = r.node
+        while node.parent is not None:
+            locks[node] += 1
+            node = node.parent
+    for node in nodes:
+        assert node.locks == locks[node]
+        holders.update(node.pages)
+        if node.locks == 0:
+            assert {holders[page] for page in node.pages} == {1}, "evicting these pages would free none"
+    assert [pages.holders(page) for page in range(1, pages.capacity + 1)] == [
+        holders[page] for page in range(1, pages.capacity + 1)
+    ]
+    assert sorted(pages._free) == [page for page in range(1, pages.capacity + 1) if not holders[page]]
+    assert tree.num_pages == sum(len(node.pages) for node in nodes)
+    assert tree.num_evictable == sum(len(node.pages) for node in nodes if not node.locks)
+
+    queued = [node for _, _, node in tree._heap]
+    assert len(set(queued)) == len(queued), "two entries of a node in the heap"
+    assert set(queued) == {node for node in nodes if node.queued}
+    assert all(node.queued for node in nodes if not (node.locks or node.children)), "a leaf that is never evicted"
+
+    rows = [r.row for r in holding]
+    assert sorted(rows + scheduler._free_rows) == list(range(config.max_running_requests))
+    assert {r.id for r in scheduler.running} == {r.id for r in holding if r.finish_reason is None}
+    assert all(r.in_flight for r in holding if r.finish_reason is not None), "an ended request holds pages for nothing"
+    for queue in (scheduler.waiting, scheduler.running):
+        assert queue == sorted(queue, key=rank)
+
+
+def check_whole(scheduler: Scheduler) -> None:
+    """Nothing runs, and all pages come back once the prefix cache is emptied."""
+    assert [*scheduler.waiting, *scheduler.running, *scheduler._requests] == []
+    check_pool(scheduler, [])
+    tree, pages = scheduler.cache.prefix, scheduler.cache.pages
+    tree.evict(pages.capacity)
+    assert (pages.num_free, tree.num_pages, tree._heap, tree.root.children) == (pages.capacity, 0, [], {})
+
+
+def code_lines(path: Path) -> int:
+    """Lines of code in a file: no blanks, no comments, no docstrings."""
+    source = path.read_text(encoding="utf-8")
+    docs = set[int]()
+    for node in ast.walk(ast.parse(source)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            docs |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    code = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - docs)
+
+
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}

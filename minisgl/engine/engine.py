@@ -71,8 +71,14 @@ class Engine:
         Returns:
             The requests that got a token or ended, each once.
         """
-        batch = self.scheduler.plan()
-        grown = self.scheduler.retire(batch, self.forward(batch)) if batch else []
+        grown = []
+        if batch := self.scheduler.plan():
+            try:
+                tokens = self.forward(batch)
+            except BaseException:  # Ctrl-C or no memory: nothing is lost, and whoever goes on can
+                self.scheduler.undo(batch)
+                raise
+            grown = self.scheduler.retire(batch, tokens)
         ended, self.scheduler.finished = self.scheduler.finished, []
         if self.trace:
             self.trace.write(batch, ended)

@@ -53,8 +53,9 @@ def adjust(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
         added_at += [(i, token) for token in params.logit_bias]
         added += params.logit_bias.values()
         if len(request.tokens) - request.prompt_len < params.min_tokens:
-            added_at += [(i, token) for token in request.stop_ids]
-            added += [float("-inf")] * len(request.stop_ids)
+            banned = [token for token in request.stop_ids if 0 <= token < logits.shape[1]]
+            added_at += [(i, token) for token in banned]
+            added += [float("-inf")] * len(banned)
     if not (seen_at or added_at):
         return logits
     logits = logits.clone()
@@ -91,13 +92,13 @@ def uniform_at(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
 
 def _append_logprobs(logits: torch.Tensor, requests: Sequence[Request], chosen: list[int]) -> None:
     """Logprobs of the chosen and the most probable tokens, from the model's own logits [B, vocab]."""
-    asking = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
+    asking = [i for i, request in enumerate(requests) if request.params.logprobs is not None and chosen[i] >= 0]
     if not asking:
         return
     logprobs = logits[asking].log_softmax(dim=-1)
     most = max(requests[i].params.logprobs or 0 for i in asking)
     values, ids = logprobs.topk(min(most, logits.shape[-1]), dim=-1)
-    own = logprobs.gather(1, torch.tensor([[max(chosen[i], 0)] for i in asking], device=logits.device))
+    own = logprobs.gather(1, torch.tensor([[chosen[i]] for i in asking], device=logits.device))
     for i, top, top_ids, [value] in zip(asking, values.tolist(), ids.tolist(), own.tolist(), strict=True):
         k = requests[i].params.logprobs
         requests[i].logprobs.append(TokenLogprobs(chosen[i], value, dict(zip(top_ids[:k], top[:k], strict=True))))

@@ -6,9 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minisgl.layers.linear import Product
+
 
 class Embedding(nn.Module):
     """Looks rows up on the way in; a model with tied embeddings multiplies by the same table on the way out."""
+
+    product: Product = staticmethod(F.linear)  # see Linear
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -16,3 +20,6 @@ class Embedding(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # [T] → [T, hidden]
         return F.embedding(input_ids, self.weight)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:  # [T, hidden] → [T, vocab]
+        return self.product(hidden, self.weight, None)

@@ -70,11 +70,7 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, path: Path) -> ModelConfig:
-        """Read a folder's config.json and, if there is one, generation_config.json; or a .gguf file's metadata."""
-        if path.suffix == ".gguf":
-            from minisgl.models.gguf import gguf_config  # here, for minisgl to import with torch alone
-
-            return cls.from_hf(*gguf_config(path))
+        """Read a folder's config.json and, if there is one, generation_config.json."""
         generation = path / "generation_config.json"
         return cls.from_hf(read_json(path / "config.json"), read_json(generation) if generation.is_file() else None)
 

@@ -6,7 +6,6 @@ Module names follow the Hugging Face checkpoint, so that the loader needs no tab
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from minisgl.core import ForwardBatch
@@ -86,5 +85,5 @@ class LlamaForCausalLM(nn.Module):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits of the batch's output rows: [R, vocab_size]."""
         hidden = self.model(batch)
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight)
+        logits: torch.Tensor = (self.lm_head or self.model.embed_tokens.logits)(hidden)
+        return logits

@@ -22,14 +22,9 @@ from minisgl.models.llama import LlamaForCausalLM
 Weights = Iterable[tuple[str, torch.Tensor]]  # Hugging Face's names
 
 
-def iter_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (Hugging Face name, tensor) of a folder of safetensors or of a .gguf file, one at a time, on the CPU."""
-    if path.suffix == ".gguf":
-        from minisgl.models.gguf import gguf_weights
-
-        yield from gguf_weights(path)
-        return
-    for shard in _shards(path):
+def iter_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (Hugging Face name, tensor) of a folder of safetensors, one at a time, on the CPU."""
+    for shard in _shards(folder):
         try:
             yield from load_file(shard).items()  # mapped, too: a tensor's bytes are read when it is copied
         except SafetensorError as error:

@@ -82,10 +82,12 @@ class Scheduler:
         is retired, as long as the tokens they need are known.
         """
         batch = Batch(moved=self._moved)
-        self._moved = []
         self._budget = self.config.max_batch_tokens
         self._compose(batch)
-        return batch if batch.requests else None
+        if not batch.requests:
+            return None
+        self._moved = []
+        return batch
 
     def retire(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
         """Take in the results of a step.
@@ -126,6 +128,15 @@ class Scheduler:
             self.running = [request for request in self.running if request.finish_reason is None]
         return grown
 
+    def undo(self, batch: Batch) -> None:
+        """Take back the last planned step, which was not run to its end: its tokens are not computed."""
+        self._moved = batch.moved
+        for request, start in zip(batch.requests, batch.starts, strict=True):
+            request.num_computed = start
+            request.in_flight -= 1
+            if request.finish_reason is not None and request.in_flight == 0:
+                self._let_go(request)
+
     # How a step is put together, by config.batching.
 
     def _mixed(self, batch: Batch) -> None:
@@ -142,10 +153,10 @@ class Scheduler:
 
     def _static(self, batch: Batch) -> None:
         """A group of requests runs until the last of them has finished; only then the next group is formed."""
+        self._budget = self.max_len * self.config.max_running_requests  # the whole group's prompts at once
         if self.running:
             self._continue(batch, self.running)
         else:
-            self._budget = self.max_len * self.config.max_running_requests  # the whole group's prompts at once
             self._admit(batch)
 
     def _continue(self, batch: Batch, requests: list[Request]) -> None:
@@ -170,9 +181,11 @@ class Scheduler:
         self._budget = budget
 
     def _grow(self, batch: Batch, request: Request, num_tokens: int) -> bool:
-        """Get pages for a running request; False if it had to give up its own."""
+        """Get pages for a running request; False if it had to give up its own, or must wait for a step in flight."""
         held = len(request.pages)
         while not self.cache.grow(request, num_tokens):
+            if self.running[-1].in_flight:  # its step still uses its pages
+                return False
             victim = self.running.pop()
             self._preempt(victim)
             if victim is request:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl import hub
 from tests.helpers import hf_twin, tiny_model
 from tests.tiny_tokenizer import byte_level_tokenizer
 
@@ -17,16 +16,3 @@ def tiny_folder(tmp_path_factory):
     hf_twin(model).save_pretrained(folder)
     byte_level_tokenizer().save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def smollm2_path():
-    """The default model's folder; downloads nothing."""
-    if not hub.fetched():
-        pytest.skip("the default model is not here: run `minisgl fetch`")
-    return hub.resolve(hub.DEFAULT_MODEL)
-
-
-@pytest.fixture(scope="session")
-def smollm2_tokenizer(smollm2_path):
-    return hub.load_tokenizer(smollm2_path)

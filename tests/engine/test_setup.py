@@ -156,11 +156,11 @@ def test_minisgl_imports_with_torch_alone():
     assert done.stdout.split() == ["minisgl", "minisgl_kernels"]
 
 
-def test_a_wheel_holds_both_packages_whole_and_the_command(tmp_path):
+def test_a_wheel_holds_every_package_whole_and_the_command(tmp_path):
     source = tmp_path / "source"
     unbuilt = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "minisgl", source / "minisgl", ignore=unbuilt)
-    shutil.copytree(ROOT / "kernels", source / "kernels", ignore=unbuilt)
+    for folder in ("minisgl", "kernels", "hub"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=unbuilt)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
 
@@ -173,9 +173,8 @@ def test_a_wheel_holds_both_packages_whole_and_the_command(tmp_path):
         names = set(archive.namelist())
         [entry_points] = [name for name in names if name.endswith("entry_points.txt")]
         assert "minisgl = minisgl.cli:main" in archive.read(entry_points).decode()
-    modules = [
-        path.relative_to(base) for base in (source, source / "kernels") for path in base.glob("minisgl*/**/*.py")
-    ]
+    bases = (source, source / "kernels", source / "hub")
+    modules = [path.relative_to(base) for base in bases for path in base.glob("minisgl*/**/*.py")]
     assert {module.as_posix() for module in modules} == {name for name in names if name.endswith(".py")}
 
 

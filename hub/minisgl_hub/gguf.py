@@ -1,21 +1,18 @@
 """Reads a .gguf file as if it were a Hugging Face folder: its metadata as a config, its tensors under HF names.
 
-Quantised tensors are expanded to fp32 one by one; minisgl computes in 16 or 32 bits.
+Quantised tensors are expanded to fp32 one by one. Knows nothing of what is made of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-
-from minisgl.models import BadCheckpoint, UnsupportedModel
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -37,37 +34,40 @@ TENSORS |= {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"
 TENSORS |= {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 
 
-@lru_cache(maxsize=1)  # reading the vocabulary takes seconds, and config and weights each need the file
+class BadGGUF(ValueError):
+    """A file that is damaged, or holds what minisgl does not run; the message names what stands in the way."""
+
+
 def open_gguf(path: Path) -> gguf.GGUFReader:
-    """The file, mapped into memory.
+    """The file, mapped into memory. Takes seconds, for its vocabulary.
 
     Raises:
-        BadCheckpoint: it is damaged.
+        BadGGUF: it is damaged.
     """
     try:
         return gguf.GGUFReader(path)
     except (ValueError, IndexError) as error:
-        raise BadCheckpoint(f"{path} is not a readable GGUF file ({error}): fetch it again") from None
+        raise BadGGUF(f"{path} is not a readable GGUF file ({error}): fetch it again") from None
 
 
-def gguf_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def gguf_config(reader: gguf.GGUFReader) -> tuple[dict[str, Any], dict[str, Any]]:
     """The file's config and generation config, in Hugging Face's JSON form.
 
     Raises:
-        UnsupportedModel: an architecture, field or tensor that minisgl does not implement.
+        BadGGUF: it is damaged, or has an architecture, field or tensor that minisgl does not implement.
     """
-    reader = open_gguf(path)
+    path = reader.data.filename
     meta = {name: _value(field) for name, field in reader.fields.items() if not name.startswith(VOCABULARY)}
     architecture = meta.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise UnsupportedModel(f"{path} holds a {architecture!r} model: minisgl runs {' or '.join(ARCHITECTURES)}")
+        raise BadGGUF(f"{path} holds a {architecture!r} model: minisgl runs {' or '.join(ARCHITECTURES)}")
     tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
     if "model.embed_tokens.weight" not in tensors:
-        raise BadCheckpoint(f"{path} holds no token_embd.weight: is it one part of a split file? Join the parts first")
+        raise BadGGUF(f"{path} holds no token_embd.weight: is it one part of a split file? Join the parts first")
 
     shape = {k.removeprefix(f"{architecture}."): v for k, v in meta.items() if k.startswith(f"{architecture}.")}
     if missing := FIELDS.keys() - shape:
-        raise BadCheckpoint(f"{path} lacks the metadata {', '.join(sorted(missing))} of {architecture}")
+        raise BadGGUF(f"{path} lacks the metadata {', '.join(sorted(missing))} of {architecture}")
     config: dict[str, Any] = {"architectures": [ARCHITECTURES[architecture]], "model_type": architecture}
     config |= {field: shape.pop(key, None) for key, field in (FIELDS | OPTIONAL_FIELDS).items()}
     config["head_dim"] = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
@@ -77,7 +77,7 @@ def gguf_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         config["rope_scaling"] = scaling
     implied = {"vocab_size": config["vocab_size"]} | dict.fromkeys(SAME_AS_HEAD_DIM, config["head_dim"])
     if refused := {key: value for key, value in shape.items() if value != implied.get(key)}:
-        raise UnsupportedModel(f"{path}: minisgl does not implement these fields of {architecture}: {refused}")
+        raise BadGGUF(f"{path}: minisgl does not implement these fields of {architecture}: {refused}")
 
     config["tie_word_embeddings"] = "lm_head.weight" not in tensors
     config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in tensors
@@ -89,12 +89,11 @@ def gguf_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, {"eos_token_id": sorted({ids[kind] for kind in ("eos", "eot", "eom")} - {None})}
 
 
-def gguf_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (Hugging Face name, fp32 tensor), one at a time."""
-    config, _ = gguf_config(path)
+def gguf_weights(reader: gguf.GGUFReader, config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (Hugging Face name, fp32 tensor), one at a time; `config` is the file's own."""
     rows = {"attn_q": config["num_attention_heads"]}
     rows["attn_k"] = config["num_key_value_heads"] or rows["attn_q"]
-    for stored in open_gguf(path).tensors:
+    for stored in reader.tensors:
         tensor = torch.from_numpy(np.require(gguf.dequantize(stored.data, stored.tensor_type), requirements="W"))
         kind = stored.name.split(".")[-2]
         if config["model_type"] == "llama" and kind in rows:
@@ -110,7 +109,7 @@ def _unpermute(rows: torch.Tensor, heads: int) -> torch.Tensor:
 def _hf_name(name: str) -> str:
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if not found or found[2] not in TENSORS:
-        raise UnsupportedModel(f"minisgl does not know the tensor {name}: use the model's Hugging Face folder")
+        raise BadGGUF(f"minisgl does not know the tensor {name}: use the model's Hugging Face folder")
     layer = "" if found[1] is None else f"model.layers.{found[1]}."
     return f"{layer}{TENSORS[found[2]]}.{found[3]}"
 

