@@ -1,16 +1,24 @@
-"""The command line: generate, chat, fetch. Flags come from the fields of the dataclasses they fill."""
+"""The command line: generate, chat, fetch. Flags come from the fields of the dataclasses they fill.
+
+examples:
+  minisgl generate "Once upon a time" --max-tokens 40
+  minisgl generate --chat "What is the capital of France?" --stats
+  minisgl generate --chapter 1 "The first engine of the course:"
+  minisgl chat --temperature 0.7 --top-p 0.9
+  minisgl chat --model Qwen/Qwen3-0.6B
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
+import runpy
 import signal
 import sys
 import typing
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,14 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", EngineConfig, SamplingParams)
 
-_EXAMPLES = """\
-examples:
-  minisgl generate "Once upon a time" --max-tokens 40
-  minisgl generate --chat "What is the capital of France?" --stats
-  minisgl generate --chapter 1 "The first engine of the course:"
-  minisgl chat --temperature 0.7 --top-p 0.9
-  minisgl chat --model Qwen/Qwen3-0.6B
-"""
 _CHAT_HELP = "/reset starts over · /stats shows the work done · /exit or Ctrl-D leaves · Ctrl-C stops an answer"
 
 _notes = Console(stderr=True, highlight=False)
@@ -58,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "minisgl", description=__doc__, epilog=_EXAMPLES, formatter_class=RawDescriptionRichHelpFormatter
-    )
+    parser = argparse.ArgumentParser("minisgl", description=__doc__, formatter_class=RawDescriptionRichHelpFormatter)
     commands = parser.add_subparsers(metavar="command", required=True)
 
     def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -145,24 +143,28 @@ def _generate(args: argparse.Namespace) -> None:
     messages = _opening(args)
     as_chat = args.chat or bool(messages)
     asked = [*messages, {"role": "user", "content": prompt}] if as_chat else prompt
-    if params.n > 1:
-        for answer in llm.generate([asked], params):
-            print(f"--- {answer.index + 1} of {params.n} ---\n{answer.text}")
-        completion = answer
-    else:
-        completion = _print_answer(llm, asked, params)
-    llm.close()
+    for i in range(params.n):
+        if params.n > 1:
+            print(f"--- {i + 1} of {params.n} ---")
+        seed = None if params.seed is None else params.seed + i
+        completion = _print_answer(llm, asked, replace(params, n=1, seed=seed))
+        for token in completion.logprobs:
+            chosen = {token.token_id: token.logprob} | token.top
+            _notes.print(escape("  ".join(f"{llm.tokenizer.decode(i)!r} {chosen[i]:.3f}" for i in chosen)))
     if args.stats:
         _print_stats(llm, completion)
+    llm.close()
 
 
 def _chat(args: argparse.Namespace) -> None:
     llm, params = _load(args)
     _notes.print(f"[bold]{llm.config.model}[/] on {llm.device}. {_CHAT_HELP}")
     messages = _opening(args)
+    with suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401  line editing and history for input()
     while True:
         try:
-            line = _ask()
+            line = input("> ").strip()
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -192,12 +194,6 @@ def _turn(llm: LLM, messages: list[Message], question: str, params: SamplingPara
     return [*asked, {"role": "assistant", "content": answer}]
 
 
-def _ask() -> str:
-    with suppress(ImportError):  # Windows has none
-        import readline  # noqa: F401  line editing and history for input()
-    return input("> ").strip()
-
-
 def _opening(args: argparse.Namespace) -> list[Message]:
     return [{"role": "system", "content": args.system}] if args.system else []
 
@@ -220,27 +216,19 @@ def _print_answer(llm: LLM, prompt: Any, params: SamplingParams) -> Completion:
 
 def _print_stats(llm: LLM, completion: Completion | None = None) -> None:
     if completion is not None:
-        _notes.print(
-            f"{completion.prompt_tokens} prompt tokens, {len(completion.token_ids)} new "
-            f"({completion.finish_reason or 'cut off'}) · first token after {completion.first_token_s:.2f} s, "
-            f"then {completion.decode_tokens_per_s:.1f} tokens/s"
-        )
-    work = llm.work
-    _notes.print(
-        f"work: {work.steps} steps, {work.tokens_computed:,} tokens computed, "
-        f"KV cache {work.kv_bytes_written / 1e6:,.1f} MB written, {work.kv_bytes_read / 1e6:,.1f} MB read"
-    )
+        reason, first, rate = completion.finish_reason, completion.first_token_s, completion.decode_tokens_per_s
+        _notes.print(f"{reason or 'cut off'} · first token after {first:.2f} s, then {rate:.1f} tokens/s")
+    counts = [f"{name.replace('_', ' ')} {value:,.0f}" for name, value in llm.stats().items() if value]
+    _notes.print(" · ".join(counts), soft_wrap=True)
 
 
 def _bench(args: argparse.Namespace) -> None:
-    root = Path(__file__).parents[1]  # there in a clone of the repository, not in an installed package
-    if not (root / "benchmarks" / f"{args.what}.py").is_file():
-        raise FileNotFoundError(
-            "the benchmarks are not installed with the package: run this in a clone of the repository"
-        )
+    root = Path(__file__).parents[1]
+    if not (root / "benchmarks").is_dir():
+        raise FileNotFoundError("the benchmarks lie in a clone of the repository, not in the package: run this there")
     sys.path.insert(0, str(root))
-    sys.argv = [str(root / "benchmarks" / f"{args.what}.py"), *args.options]
-    importlib.import_module(f"benchmarks.{args.what}").main()
+    sys.argv[1:] = args.options
+    runpy.run_module(f"benchmarks.{args.what}", run_name="__main__", alter_sys=True)
 
 
 def _fetch(args: argparse.Namespace) -> None:

@@ -62,10 +62,10 @@ class EngineConfig:
             self._require(getattr(self, name) >= 1, name, "at least 1")
         self._require(self.max_model_len >= 0, "max_model_len", "0 (the model's context) or more")
         self._require(
-            self.kv_pages == 0 or self.kv_pages >= 2, "kv_pages", "0 (automatic) or at least 2: one is a dummy"
+            self.kv_pages == 0 or self.kv_pages > 1, "kv_pages", "0 (automatic) or more than 1: one is a dummy"
         )
-        self._require(0 <= self.memory_fraction <= 1, "memory_fraction", "between 0 and 1")
-        self._require(0 <= self.output_reserve <= 1, "output_reserve", "between 0 and 1")
+        for name in ("memory_fraction", "output_reserve"):
+            self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
 
     def _require(self, holds: bool, name: str, expected: str) -> None:
         if not holds:

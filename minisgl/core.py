@@ -5,7 +5,7 @@ Imports no torch: whatever plans work in plain integers can use this file in mil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -142,6 +142,10 @@ class Batch:
     starts: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     moved: list[tuple[Request, int]] = field(default_factory=list)  # page tables that changed, from which page on
+
+    def __iter__(self) -> Iterator[tuple[Request, int, int]]:
+        """Each request with the position and the number of its tokens."""
+        return zip(self.requests, self.starts, self.num_tokens, strict=True)
 
     @property
     def total_tokens(self) -> int:

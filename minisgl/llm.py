@@ -15,16 +15,14 @@ from itertools import count
 from typing import Any
 
 import minisgl_hub as hub
+import minisgl_kernels as ops
 import torch
-import torch.nn.functional as F
-from minisgl_kernels import cpu
 from tqdm import tqdm
 
 from minisgl.config import EngineConfig
-from minisgl.core import FinishReason, Request, SamplingParams, TokenLogprobs, WorkCounts
+from minisgl.core import FinishReason, Request, SamplingParams, TokenLogprobs
 from minisgl.engine.engine import Engine
 from minisgl.engine.serial import SerialEngine
-from minisgl.layers.linear import Product
 from minisgl.models.config import ModelConfig
 from minisgl.models.register import build_model
 from minisgl.models.weight import iter_weights, load_weights, random_weights
@@ -114,14 +112,16 @@ class LLM:
         self.path = hub.resolve(self.config.model, config_only=self.config.random_weights)
         self.device = _device(self.config.device)
         model_config = ModelConfig.from_folder(self.path)
-        self.model = build_model(model_config, _product(self.config.linear, self.device))
+        self.model = build_model(model_config, ops.linear_for(self.config.linear, self.device))
         dtype = _dtype(self.config.dtype, model_config.dtype, self.device)
         if self.config.random_weights:
             random_weights(self.model, self.config.weight_seed, self.device, dtype)
         else:
             load_weights(self.model, iter_weights(self.path), self.device, dtype)
         self.engine = (Engine if self.config.kv_cache == "paged" else SerialEngine)(self.model, self.config)
+        self.work = self.engine.work
         self._open: dict[int, _Answer] = {}
+        self._to_abort: list[int] = []
         self._ids, self._refusal = count(), ""
         self._output_tokens, self._busy_s = 0, 0.0
         self._loop: tuple[asyncio.AbstractEventLoop | None, asyncio.Lock] = (None, asyncio.Lock())
@@ -137,15 +137,11 @@ class LLM:
         """The model's Hugging Face tokenizer, loaded when text is first met."""
         return hub.load_tokenizer(self.path)
 
-    @property
-    def work(self) -> WorkCounts:
-        return self.engine.work
-
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of a chat (through the model's chat template, open for the answer), or ids as they are.
 
         Raises:
-            ValueError: a chat for a model without a chat template.
+            ValueError: a chat for a model without a chat template, or one that its template refuses.
         """
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
@@ -153,7 +149,10 @@ class LLM:
             return list(prompt)  # type: ignore[arg-type]
         if self.tokenizer.chat_template is None:
             raise ValueError(f"{self.config.model} has no chat template: give it plain text to continue")
-        text = self.tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+        try:
+            text = self.tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template raises what it likes: over a role that it does not know, say
+            raise ValueError(f"the model's chat template refuses this chat: {error}") from error
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # the template wrote them already
 
     def generate(
@@ -185,12 +184,11 @@ class LLM:
         try:
             for prompt, own in zip(prompts, each, strict=True):
                 answers += self._submit(prompt, own)  # type: ignore[arg-type]
-            hidden = not progress if progress is not None else None if len(answers) > 1 else True
+            hidden = len(answers) == 1 or None if progress is None else not progress  # None: on a terminal only
             with tqdm(total=len(answers), unit="answer", disable=hidden) as bar:
                 while missing := sum(answer.is_open for answer in answers):
-                    bar.update(len(answers) - missing - bar.n)
                     self.step()
-                bar.update(len(answers) - bar.n)
+                    bar.update(missing - sum(answer.is_open for answer in answers))
         finally:
             self._abandon(answers)
         return [answer.completion for answer in answers]
@@ -241,11 +239,13 @@ class LLM:
 
     def abort(self, request_id: int) -> None:
         """End a request at any moment: its completion finishes with "abort" in the next step."""
-        self.engine.abort(request_id)
+        self._to_abort.append(request_id)  # a step of `astream` may be running in its thread
 
     def step(self) -> None:
         """Run one step of the engine and bring all open completions up to date."""
         start = time.perf_counter()
+        while self._to_abort:
+            self.engine.abort(self._to_abort.pop())
         for request in self.engine.step():
             answer = self._open.get(request.id)
             if answer is None:  # ended by a stop string or abandoned
@@ -309,12 +309,14 @@ class LLM:
 
 async def _to_the_end(step: Coroutine[Any, Any, None]) -> None:
     """Await a step that runs in a thread; a cancelled caller still waits for it, so that no two steps overlap."""
-    running = asyncio.ensure_future(step)
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await running
-        raise
+    running, cancelled = asyncio.ensure_future(step), None
+    while not running.done():
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError as error:  # may come more than once
+            cancelled = error
+    if cancelled:
+        raise cancelled
 
 
 def _device(name: str) -> torch.device:
@@ -324,12 +326,6 @@ def _device(name: str) -> torch.device:
         return torch.empty(0, device=name).device  # touches the device: a missing one fails here, not in a layer
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
-
-
-def _product(name: str, device: torch.device) -> Product:
-    if name == "cpp" and (device.type != "cpu" or not cpu.available()):
-        raise ValueError(f"linear cpp cannot be used on {device}: {cpu.why_unavailable() or 'it is for a CPU'}")
-    return F.linear if name == "torch" or device.type != "cpu" else cpu.linear  # which leaves to torch what it cannot
 
 
 def _dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:

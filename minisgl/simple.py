@@ -3,8 +3,6 @@
 Knows nothing of text; see `minisgl.llm` for that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import minisgl_kernels as ops

@@ -4,8 +4,6 @@ Sequences that compute one token are gathered together with others of similar le
 So nobody is padded to more than twice its length, and the number of groups stays small.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

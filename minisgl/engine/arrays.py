@@ -1,7 +1,5 @@
 """A planned step as tensors: arrays that live as long as the engine, filled in place, sent in one copy."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
@@ -40,8 +38,7 @@ class BatchArrays:
             ids = [request.tokens[start] for request, start in zip(requests, batch.starts, strict=True)]
             row_of, position = rows, starts
         else:
-            spans = zip(requests, batch.starts, batch.num_tokens, strict=True)
-            ids = [token for request, start, n in spans for token in request.tokens[start : start + n]]
+            ids = [token for request, start, n in batch for token in request.tokens[start : start + n]]
             row_of, position = np.repeat(rows, counts), np.arange(total) + np.repeat(kv_lens - ends, counts)
 
         parts = [total, total, total, num_rows, num_rows * width]

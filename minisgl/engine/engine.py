@@ -3,8 +3,6 @@
 Nothing is global: two engines can live in one process.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict
 
@@ -89,8 +87,7 @@ class Engine:
         """Run a batch through the model: the next token of each request; -1 where the step ends before its last token,
         or where the logits hold NaN."""
         input_ids, positions, last_rows, paged = self.arrays.fill(batch)
-        spans = zip(batch.requests, batch.starts, batch.num_tokens, strict=True)
-        complete = [i for i, (request, start, n) in enumerate(spans) if start + n == len(request.tokens)]
+        complete = [i for i, (request, start, n) in enumerate(batch) if start + n == len(request.tokens)]
         if len(complete) < len(batch.requests):
             last_rows = last_rows[complete]
         attention = TorchAttention(self.pool, paged, self.work)
@@ -131,6 +128,7 @@ class Engine:
         self.pool.kv = self.pool.kv.new_empty(0)
         if self.trace:
             self.trace.close()
+        self.trace = None
 
 
 def free_bytes(device: torch.device) -> int:

@@ -3,8 +3,6 @@
 The filters come in the order of transformers: temperature, top-k, top-p, min-p.
 """
 
-from __future__ import annotations
-
 import torch
 
 from minisgl.core import SamplingParams
@@ -30,10 +28,7 @@ def sampling_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor
 def new_generator(seed: int | None, device: torch.device) -> torch.Generator:
     """A source of randomness of one's own, so that requests do not disturb each other; None draws a fresh seed."""
     generator = torch.Generator(device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
+    generator.manual_seed(generator.seed() if seed is None else seed)
     return generator
 
 

@@ -5,8 +5,6 @@ neighbours, its row or the device. So a preempted request goes on where it was. 
 row, step by step.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The loops of chapters 1 and 2 behind the engine's interface: one request after another, each by its own loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Built for small runs that somebody will look at: it compares whole page tables and trees with those of the step before.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -41,14 +39,13 @@ class Trace:
     def write(self, batch: Batch | None, ended: list[Request]) -> None:
         """Record a step that has been retired, and the requests that ended since the one before."""
         scheduler = self.scheduler
-        rows = zip(batch.requests, batch.starts, batch.num_tokens, strict=True) if batch else ()
         tables = {request.id: list(request.pages) for request in scheduler.running}
         changed = {i: pages for i, pages in tables.items() if self._tables.get(i) != pages}
         changed |= {i: [] for i in self._tables if i not in tables}
         event: dict[str, Any] = {
             "step": self.steps,
             "time": round(time.perf_counter() - self.start, 6),
-            "batch": [[request.id, start, n] for request, start, n in rows],
+            "batch": [[request.id, start, n] for request, start, n in batch or ()],
             "waiting": [request.id for request in scheduler.waiting if not request.preemptions],
             "preempted": [request.id for request in scheduler.waiting if request.preemptions],
             "finished": [[request.id, request.finish_reason] for request in ended],

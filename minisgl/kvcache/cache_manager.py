@@ -1,7 +1,5 @@
 """What a request holds: its pages, and its path in the prefix tree. Ints only."""
 
-from __future__ import annotations
-
 from minisgl.core import Request
 from minisgl.kvcache.pages import PageAllocator
 from minisgl.kvcache.radix_cache import RadixCache

@@ -3,8 +3,6 @@
 The simplest KV cache there is. It wastes what it reserves and does not use: chapter 3 replaces it by pages.
 """
 
-from __future__ import annotations
-
 import torch
 
 from minisgl.core import ForwardBatch, WorkCounts

@@ -3,8 +3,6 @@
 Knows page numbers and slots, not who holds them; see `minisgl.kvcache.pages` for that.
 """
 
-from __future__ import annotations
-
 import torch
 
 

@@ -4,8 +4,6 @@ Knows nothing of tokens, requests or tensors: a page is an int, and it is free e
 Idea: vLLM's PagedAttention (Kwon et al., 2023); counts as in an operating system's page frames.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

@@ -1,7 +1,5 @@
 """Grouped-query attention: projections, optional norms of q and k, rotation, and whatever backend attends."""
 
-from __future__ import annotations
-
 import minisgl_kernels as ops
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The embedding table: a row of hidden_size numbers for each token of the vocabulary."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

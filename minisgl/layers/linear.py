@@ -1,7 +1,5 @@
 """Linear layers, alone or several stacked into one matrix product."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The gated MLP of Llama and its relatives."""
 
-from __future__ import annotations
-
 import minisgl_kernels as ops
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """RMSNorm as a module."""
 
-from __future__ import annotations
-
 import minisgl_kernels as ops
 import torch
 from torch import nn

@@ -3,8 +3,6 @@
 Knows nothing of queries and keys; the rotation itself is `minisgl_kernels.apply_rope`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

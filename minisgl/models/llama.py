@@ -3,8 +3,6 @@
 Module names follow the Hugging Face checkpoint, so that the loader needs no table of renames.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Qwen3 is Llama with a norm on each query and key head before rotation (Qwen3 technical report, 2025)."""
 
-from __future__ import annotations
-
 from minisgl.models.llama import LlamaForCausalLM
 
 

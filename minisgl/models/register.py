@@ -1,7 +1,5 @@
 """Which class decodes which architecture."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

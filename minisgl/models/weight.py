@@ -3,8 +3,6 @@
 Never holds the checkpoint in memory: files are mapped, and each tensor goes straight to its place on the device.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path

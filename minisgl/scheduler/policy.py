@@ -1,7 +1,5 @@
 """Who is next: the order among requests, and which waiting ones are tried first, at most `limit` of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from minisgl.core import Request

@@ -5,8 +5,6 @@ Ideas: iteration-level scheduling (Orca, Yu et al., 2022), chunked prefill besid
 al., 2024), preemption by recomputation (vLLM, Kwon et al., 2023), longest prefix first (SGLang, Zheng et al., 2024).
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Sequence
 from math import ceil

@@ -5,8 +5,6 @@ than after another. So text is held back until its last character is whole, and 
 the tokens of the piece before it (the two-offset scheme of vLLM and SGLang).
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 INCOMPLETE = "\ufffd"  # what a decoder puts where bytes do not form a character
