@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     for sub in (generate, chat):
         sub.add_argument("--system", help="the system message of a chat")
         sub.add_argument("--chapter", type=int, help="use the engine as it stands at the end of this chapter")
-        _add_fields(sub.add_argument_group("engine"), EngineConfig)
-        _add_fields(sub.add_argument_group("sampling"), SamplingParams)
+        add_fields(sub.add_argument_group("engine"), EngineConfig)
+        add_fields(sub.add_argument_group("sampling"), SamplingParams)
     chat.set_defaults(max_tokens=1024)
 
     bench = command("bench", _bench, "Measure: ladder (every chapter's engine) or offline (many requests at once).")
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_fields(group: argparse._ArgumentGroup, cls: type[EngineConfig] | type[SamplingParams]) -> None:
+def add_fields(group: argparse._ArgumentGroup, cls: type[EngineConfig] | type[SamplingParams]) -> None:
     """One flag a field, of the field's type; its help is the field's line in the class's docstring."""
     hints, texts = typing.get_type_hints(cls), _field_texts(cls)
     for field in fields(cls):
@@ -114,7 +114,7 @@ def _field_texts(cls: type) -> dict[str, str]:
     return texts
 
 
-def _given(cls: type[T], args: argparse.Namespace) -> dict[str, Any]:
+def given_fields(cls: type[T], args: argparse.Namespace) -> dict[str, Any]:
     """The fields of a dataclass that the user set on the command line."""
     given = {f.name: value for f in fields(cls) if (value := getattr(args, f.name)) is not None}
     return given | ({"logit_bias": dict(given["logit_bias"])} if "logit_bias" in given else {})
@@ -127,8 +127,8 @@ def _pair(text: str) -> tuple[int, float]:
 
 
 def _load(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
-    params = SamplingParams(**_given(SamplingParams, args))  # before the model: a wrong value should not cost a load
-    chosen = _given(EngineConfig, args)
+    params = SamplingParams(**given_fields(SamplingParams, args))  # before the model: a wrong value should not cost a load
+    chosen = given_fields(EngineConfig, args)
     config = EngineConfig(**chosen) if args.chapter is None else EngineConfig.chapter(args.chapter, **chosen)
     with _notes.status(f"loading {config.model} …"):
         from minisgl.llm import LLM
