@@ -127,7 +127,7 @@ def _pair(text: str) -> tuple[int, float]:
 
 
 def _load(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
-    params = SamplingParams(**given_fields(SamplingParams, args))  # before the model: a wrong value should not cost a load
+    params = SamplingParams(**given_fields(SamplingParams, args))  # a wrong value should not cost a load
     chosen = given_fields(EngineConfig, args)
     config = EngineConfig(**chosen) if args.chapter is None else EngineConfig.chapter(args.chapter, **chosen)
     with _notes.status(f"loading {config.model} …"):

@@ -207,8 +207,9 @@ class LLM:
                 while answer.is_open and not answer.unread:
                     self.step()
                 piece, answer.unread = answer.unread, ""
+                last = not answer.is_open
                 yield piece, answer.completion
-                if not answer.is_open and not answer.unread:
+                if last:
                     return
         finally:
             self._abandon([answer])

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from minisgl_kernels import cpu
-from minisgl_kernels.reference import apply_rope, causal_attention, rms_norm, sample, silu_and_mul
+from minisgl_kernels.reference import apply_rope, attend, causal_attention, rms_norm, sample, silu_and_mul
 
-__all__ = ["apply_rope", "causal_attention", "linear_for", "rms_norm", "sample", "silu_and_mul"]
+__all__ = ["apply_rope", "attend", "causal_attention", "linear_for", "rms_norm", "sample", "silu_and_mul"]
 
 
 def linear_for(choice: str, device: torch.device) -> Callable[..., torch.Tensor]:

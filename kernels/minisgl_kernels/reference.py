@@ -1,13 +1,19 @@
 """Every op of the decoder that is more than a matrix product, in plain torch.
 
 These are the definitions. Faster implementations are compared with them, and a CPU runs them as they are.
-Rows are tokens: nothing here knows of batches, sequences or caches.
+Rows are tokens: only `attend` knows of sequences, and nothing here of caches.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# On a GPU cuDNN would come first, and it plans for a millisecond whenever a length is new, as in every decode step.
+_sdpa_without_cudnn = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])(
+    F.scaled_dot_product_attention
+)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -53,6 +59,18 @@ def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: f
     return torch.einsum("kgts,skd->tkgd", weights, v).reshape(tokens, heads, head_dim)
 
 
+def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Attention of q [G, n, heads, head_dim] over keys, values [G, S, kv_heads, head_dim]; returns q's shape."""
+    groups, new, heads, head_dim = q.shape
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # [G, kv_heads, S, head_dim]
+    sdpa = _sdpa_without_cudnn if q.is_cuda else F.scaled_dot_product_attention
+    if new == 1:  # the query heads that share a KV head become the rows of one product
+        out = sdpa(q.view(groups, keys.shape[1], -1, head_dim), keys, values, mask)
+    else:
+        out = sdpa(q.transpose(1, 2), keys, values, mask, enable_gqa=True).transpose(1, 2)
+    return out.reshape(groups, new, heads, head_dim)
+
+
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """The gate of a SwiGLU MLP (Shazeer, 2020): silu(gate) · up, for gate_up [..., 2 · width] → [..., width]."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -76,15 +94,16 @@ def sample(
         ids [B] int64.
     """
     vocab = probs.shape[-1]
-    ids = None
     if top_k is not None and top_p is not None and min_p is not None:
-        probs, ids = probs.sort(dim=-1, descending=True, stable=True)
+        ranked, ids = probs.sort(dim=-1, descending=True, stable=True)
         kept = torch.where(top_k > 0, top_k, vocab).unsqueeze(1)
-        probs[torch.arange(vocab, device=probs.device) >= kept] = 0
-        probs /= probs.sum(dim=-1, keepdim=True)
+        ranked[torch.arange(vocab, device=probs.device) >= kept] = 0
         nucleus = torch.where(top_p < 1, top_p, 2).unsqueeze(1)  # 2: rounding must not cut what nobody asked to cut
-        probs[probs.cumsum(dim=-1) - probs >= nucleus] = 0  # the token that crosses top_p stays
-        probs[probs < min_p.unsqueeze(1) * probs[:, :1]] = 0
+        mass_before = ranked.cumsum(dim=-1) - ranked
+        ranked[mass_before >= nucleus * ranked.sum(dim=-1, keepdim=True)] = 0  # the token that crosses top_p stays
+        ranked[ranked < min_p.unsqueeze(1) * ranked[:, :1]] = 0
+        # Back in the order of ids, with unfiltered rows as they were: no row depends on whether its neighbours filter.
+        probs = torch.empty_like(probs).scatter_(1, ids, ranked)
     cumulative = probs.cumsum(dim=-1)
-    places = torch.searchsorted(cumulative, uniform.unsqueeze(1) * cumulative[:, -1:]).clamp(max=vocab - 1)
-    return (places if ids is None else ids.gather(1, places)).squeeze(1)
+    drawn = torch.searchsorted(cumulative, uniform.unsqueeze(1) * cumulative[:, -1:])
+    return drawn.clamp(max=vocab - 1).squeeze(1)

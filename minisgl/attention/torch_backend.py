@@ -8,16 +8,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from minisgl_kernels import attend
 
 from minisgl.core import ForwardBatch, PagedRows, WorkCounts
 from minisgl.kvcache.mha_pool import MHAPool, slots_of
-
-# On a GPU cuDNN would come first, and it plans for a millisecond whenever a length is new, as in every decode step.
-_sdpa_without_cudnn = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])(
-    F.scaled_dot_product_attention
-)
 
 
 @dataclass
@@ -77,15 +71,3 @@ def make_groups(rows: PagedRows, page_size: int) -> list[Group]:
         equal = new == 1 and all(rows.kv_lens[i] == longest for i in indices)
         groups.append(Group(queries, slots, None if equal else mask))
     return groups
-
-
-def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Attention of q [G, n, heads, head_dim] over keys, values [G, S, kv_heads, head_dim]; returns q's shape."""
-    groups, new, heads, head_dim = q.shape
-    keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # [G, kv_heads, S, head_dim]
-    sdpa = _sdpa_without_cudnn if q.is_cuda else F.scaled_dot_product_attention
-    if new == 1:  # the query heads that share a KV head become the rows of one product
-        out = sdpa(q.view(groups, keys.shape[1], -1, head_dim), keys, values, mask)
-    else:
-        out = sdpa(q.transpose(1, 2), keys, values, mask, enable_gqa=True).transpose(1, 2)
-    return out.reshape(groups, new, heads, head_dim)

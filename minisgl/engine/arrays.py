@@ -28,19 +28,20 @@ class BatchArrays:
         """
         for request, first in batch.moved:
             if request.row >= 0:
-                self._tables[request.row, first : len(request.pages)] = request.pages[first:]
-        requests, num_rows = batch.requests, len(batch.requests)
-        rows = np.array([request.row for request in requests])
-        starts, counts = np.array(batch.starts), np.array(batch.num_tokens)
-        kv_lens, ends = starts + counts, counts.cumsum()
-        total, width = int(ends[-1]), -(-int(kv_lens.max()) // self.page_size)
+                for i in range(first, len(request.pages)):  # often one page, for which a slice would take longer
+                    self._tables[request.row, i] = request.pages[i]
+        requests, num_rows, total = batch.requests, len(batch.requests), batch.total_tokens
+        rows, starts = np.array([request.row for request in requests]), np.array(batch.starts)
         if total == num_rows:  # one token each: the common case need not be spread out
             ids = [request.tokens[start] for request, start in zip(requests, batch.starts, strict=True)]
-            row_of, position = rows, starts
+            row_of, position, ends, kv_lens = rows, starts, np.arange(1, total + 1), starts + 1
         else:
             ids = [token for request, start, n in batch for token in request.tokens[start : start + n]]
+            counts = np.array(batch.num_tokens)
+            ends, kv_lens = counts.cumsum(), starts + counts
             row_of, position = np.repeat(rows, counts), np.arange(total) + np.repeat(kv_lens - ends, counts)
 
+        width = -(-int(kv_lens.max()) // self.page_size)
         parts = [total, total, total, num_rows, num_rows * width]
         if sum(parts) > len(self._host):
             self._stage(2 * sum(parts))
@@ -51,16 +52,13 @@ class BatchArrays:
             self._tables[row_of, position // self.page_size] * self.page_size + position % self.page_size
         )
         host[3 * total : 3 * total + num_rows] = ends - 1
-        host[3 * total + num_rows : sum(parts)].reshape(num_rows, width)[:] = self._tables[rows, :width]
+        tables = host[3 * total + num_rows : sum(parts)].reshape(num_rows, width)
+        np.take(self._tables[:, :width], rows, axis=0, out=tables, mode="clip")  # "clip" takes no copy on the way
 
         sent = self._host[: sum(parts)].to(self.device, non_blocking=True)
-        input_ids, positions, slots, last_rows, tables = torch.split(sent, parts)
-        return (
-            input_ids,
-            positions,
-            last_rows,
-            PagedRows(slots, tables.view(num_rows, width), batch.num_tokens, kv_lens.tolist()),
-        )
+        input_ids, positions, slots, last_rows, page_tables = torch.split(sent, parts)
+        paged = PagedRows(slots, page_tables.view(num_rows, width), batch.num_tokens, kv_lens.tolist())
+        return input_ids, positions, last_rows, paged
 
     def _stage(self, size: int) -> None:
         """A host buffer; pinned where a GPU will read it, so that the copy need not wait."""
