@@ -27,7 +27,6 @@ from unittest.mock import patch
 import minisgl_kernels as ops
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
@@ -39,6 +38,7 @@ from minisgl.attention.torch_backend import TorchAttention
 from minisgl.config import EngineConfig
 from minisgl.core import Request, SamplingParams
 from minisgl.engine.engine import Engine
+from minisgl.layers.embedding import Embedding
 from minisgl.layers.linear import Linear
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import Rotary
@@ -221,7 +221,7 @@ def labelled(engine: Engine, device: torch.device) -> Iterator[None]:
 
     parts = [
         (Linear, "forward", "linear layers"),
-        (F, "linear", "linear layers"),
+        (Embedding, "logits", "linear layers"),
         (TorchAttention, "__init__", "attention"),
         (TorchAttention, "forward", "attention"),
         (RMSNorm, "forward", "norms"),

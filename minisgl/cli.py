@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -32,7 +32,6 @@ from minisgl.core import SamplingParams
 if TYPE_CHECKING:
     from minisgl.llm import LLM, Completion, Message
 
-T = TypeVar("T", EngineConfig, SamplingParams)
 
 _CHAT_HELP = "/reset starts over · /stats shows the work done · /exit or Ctrl-D leaves · Ctrl-C stops an answer"
 
@@ -114,7 +113,7 @@ def _field_texts(cls: type) -> dict[str, str]:
     return texts
 
 
-def given_fields(cls: type[T], args: argparse.Namespace) -> dict[str, Any]:
+def given_fields(cls: type[Any], args: argparse.Namespace) -> dict[str, Any]:
     """The fields of a dataclass that the user set on the command line."""
     given = {f.name: value for f in fields(cls) if (value := getattr(args, f.name)) is not None}
     return given | ({"logit_bias": dict(given["logit_bias"])} if "logit_bias" in given else {})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from minisgl.core import require
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -27,6 +29,7 @@ class EngineConfig:
         max_model_len: longest sequence in tokens, answer included; 0 is the model's context.
         policy: order of waiting requests: fcfs (first come, first served) or lpm (longest cached prefix first).
         output_reserve: pages set aside when a request is admitted, as a share of its max_tokens; 1 never preempts.
+        attention: over the pages: torch, or on a CPU cpp, our own that reads them in place; auto is cpp where it runs.
         linear: matrix products on a CPU: torch, or cpp, our own for few rows; auto is cpp where there is a compiler.
         trace: write one JSON event a step to this file.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
@@ -52,6 +55,7 @@ class EngineConfig:
     max_model_len: int = 0
     policy: Literal["fcfs", "lpm"] = "fcfs"
     output_reserve: float = 0.3
+    attention: Literal["auto", "torch", "cpp"] = "auto"
     linear: Literal["auto", "torch", "cpp"] = "auto"
     trace: str | None = None
     random_weights: bool = False
@@ -59,17 +63,13 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_batch_tokens", "max_running_requests"):
-            self._require(getattr(self, name) >= 1, name, "at least 1")
-        self._require(self.max_model_len >= 0, "max_model_len", "0 (the model's context) or more")
-        self._require(
-            self.kv_pages == 0 or self.kv_pages > 1, "kv_pages", "0 (automatic) or more than 1: one is a dummy"
+            require(self, getattr(self, name) >= 1, name, "at least 1")
+        require(self, self.max_model_len >= 0, "max_model_len", "0 (the model's context) or more")
+        require(
+            self, self.kv_pages == 0 or self.kv_pages > 1, "kv_pages", "0 (automatic) or more than 1: one is a dummy"
         )
         for name in ("memory_fraction", "output_reserve"):
-            self._require(0 <= getattr(self, name) <= 1, name, "between 0 and 1")
-
-    def _require(self, holds: bool, name: str, expected: str) -> None:
-        if not holds:
-            raise ValueError(f"{name} is {getattr(self, name)}, but must be {expected}")
+            require(self, 0 <= getattr(self, name) <= 1, name, "between 0 and 1")
 
     @classmethod
     def chapter(cls, number: int, **overrides: Any) -> EngineConfig:
@@ -86,7 +86,7 @@ class EngineConfig:
 _CHAPTERS: dict[int, dict[str, Any]] = {
     1: {"kv_cache": "none"},
     2: {"kv_cache": "contiguous"},
-    3: {"prefix_cache": "none", "batching": "static", "max_running_requests": 16},
-    4: {"batching": "static", "max_running_requests": 16},
-    5: {},
+    3: {"attention": "torch", "prefix_cache": "none", "batching": "static", "max_running_requests": 16},
+    4: {"attention": "torch", "batching": "static", "max_running_requests": 16},
+    5: {"attention": "torch"},
 }

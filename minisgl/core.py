@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+def require(owner: object, holds: bool, name: str, expected: str) -> None:
+    """Raise a ValueError that names a field of the owner, its value, and what was expected."""
+    if not holds:
+        raise ValueError(f"{name} is {getattr(owner, name)}, but must be {expected}")
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to choose the next token and when to stop. Frozen, so that one object can serve many requests.
@@ -67,25 +73,21 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # one string, not a sequence of its letters
             object.__setattr__(self, "stop", (self.stop,))
-        self._require(self.max_tokens >= 1, "max_tokens", "at least 1")
-        self._require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens")
-        self._require(0 <= self.temperature < float("inf"), "temperature", "0 or more, and finite")
-        self._require(self.top_k >= 0, "top_k", "0 (off) or more")
-        self._require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        self._require(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
-        self._require(0 < self.repetition_penalty < float("inf"), "repetition_penalty", "above 0, and finite")
-        self._require(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
-        self._require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
-        self._require(all(-100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
-        self._require(self.seed is None or 0 <= self.seed < 2**63, "seed", "between 0 and 2**63 - 1")
-        self._require(self.detokenize or not self.stop, "stop", "empty without detokenize")
-        self._require("" not in self.stop, "stop", "strings of at least one character")
-        self._require(self.n >= 1, "n", "at least 1")
-        self._require(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", "between 0 and 20")
-
-    def _require(self, holds: bool, name: str, expected: str) -> None:
-        if not holds:
-            raise ValueError(f"{name} is {getattr(self, name)}, but must be {expected}")
+        require(self, self.max_tokens >= 1, "max_tokens", "at least 1")
+        require(self, 0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens")
+        require(self, 0 <= self.temperature < float("inf"), "temperature", "0 or more, and finite")
+        require(self, self.top_k >= 0, "top_k", "0 (off) or more")
+        require(self, 0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        require(self, 0 <= self.min_p <= 1, "min_p", "between 0 and 1")
+        require(self, 0 < self.repetition_penalty < float("inf"), "repetition_penalty", "above 0, and finite")
+        require(self, -2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
+        require(self, -2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
+        require(self, all(-100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
+        require(self, self.seed is None or 0 <= self.seed < 2**63, "seed", "between 0 and 2**63 - 1")
+        require(self, self.detokenize or not self.stop, "stop", "empty without detokenize")
+        require(self, "" not in self.stop, "stop", "strings of at least one character")
+        require(self, self.n >= 1, "n", "at least 1")
+        require(self, self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", "between 0 and 20")
 
 
 @dataclass(eq=False, slots=True)

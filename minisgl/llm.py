@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -17,6 +17,7 @@ from typing import Any
 import minisgl_hub as hub
 import minisgl_kernels as ops
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from minisgl.config import EngineConfig
@@ -112,8 +113,9 @@ class LLM:
         self.path = hub.resolve(self.config.model, config_only=self.config.random_weights)
         self.device = _device(self.config.device)
         model_config = ModelConfig.from_folder(self.path)
-        self.model = build_model(model_config, ops.linear_for(self.config.linear, self.device))
         dtype = _dtype(self.config.dtype, model_config.dtype, self.device)
+        cpp = ops.use_cpp(self.config.linear, self.device, dtype)
+        self.model = build_model(model_config, ops.cpu.linear if cpp else F.linear)
         if self.config.random_weights:
             random_weights(self.model, self.config.weight_seed, self.device, dtype)
         else:
@@ -220,23 +222,27 @@ class LLM:
         """Like `stream`, for asyncio: steps run in a thread, started by whichever stream has nothing to give out."""
         if self._loop[0] is not asyncio.get_running_loop():  # a lock serves one loop
             self._loop = asyncio.get_running_loop(), asyncio.Lock()
-        lock = self._loop[1]  # no two steps at once, and nobody comes or goes during one
+        lock = self._loop[1]  # no two steps at once, and nobody comes during one
         async with lock:
             answer = self._submit_one(prompt, params)
         try:
             while True:
-                async with lock:
-                    if answer.is_open and not answer.unread:
-                        await _to_the_end(asyncio.to_thread(self.step))
-                    piece, answer.unread = answer.unread, ""
-                    last = not answer.is_open
+                piece, last = await asyncio.shield(self._next_piece(answer, lock))
                 if piece or last:
                     yield piece, answer.completion
                 if last:
                     return
         finally:
-            async with lock:
-                self._abandon([answer])
+            self._abandon([answer])
+
+    async def _next_piece(self, answer: _Answer, lock: asyncio.Lock) -> tuple[str, bool]:
+        """New text, and whether it is the last. A task of its own: a step runs to its end under the lock, however often
+        its stream is cancelled."""
+        async with lock:
+            if answer.is_open and not answer.unread:
+                await asyncio.to_thread(self.step)
+            piece, answer.unread = answer.unread, ""
+            return piece, not answer.is_open
 
     def abort(self, request_id: int) -> None:
         """End a request at any moment: its completion finishes with "abort" in the next step."""
@@ -255,7 +261,7 @@ class LLM:
             if answer.stopped and request.finish_reason is None:
                 self.engine.abort(request.id, "stop")
             if not answer.is_open:
-                del self._open[request.id]
+                self._open.pop(request.id, None)
         self._busy_s += time.perf_counter() - start
 
     def stats(self) -> dict[str, float]:
@@ -305,19 +311,7 @@ class LLM:
         for answer in answers:
             if answer.is_open:
                 self._open.pop(answer.request.id, None)
-                self.engine.abort(answer.request.id)
-
-
-async def _to_the_end(step: Coroutine[Any, Any, None]) -> None:
-    """Await a step that runs in a thread; a cancelled caller still waits for it, so that no two steps overlap."""
-    running, cancelled = asyncio.ensure_future(step), None
-    while not running.done():
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError as error:  # may come more than once
-            cancelled = error
-    if cancelled:
-        raise cancelled
+                self.abort(answer.request.id)
 
 
 def _device(name: str) -> torch.device:
@@ -336,5 +330,4 @@ def _dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:
             name = "float32"  # torch's 16-bit matrix products are no faster on a CPU, and bf16 flips close choices
         elif name == "bfloat16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
             name = "float16"
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return getattr(torch, name)

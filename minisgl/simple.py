@@ -81,7 +81,7 @@ def step(
         attention=attention,
         output_rows=torch.tensor([len(tokens) - 1], device=model.device),
     )
-    logits: torch.Tensor = model(batch)
+    logits = model(batch)
     work.steps += 1
     work.tokens_computed += len(tokens)
     return logits[0]

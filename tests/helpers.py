@@ -15,6 +15,7 @@ import torch
 
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, Request, SamplingParams
+from minisgl.engine.engine import Engine
 from minisgl.kvcache.cache_manager import CacheManager
 from minisgl.kvcache.pages import PageAllocator
 from minisgl.kvcache.radix_cache import PREFIX_CACHES, Node
@@ -134,7 +135,7 @@ def hf_twin(model: LlamaForCausalLM) -> transformers.PreTrainedModel:
     return twin.eval()
 
 
-# The engine's host side: plain ints, no model.
+# The engine, and its host side without a model.
 
 
 def scheduler_with(pages: int, **config: Any) -> Scheduler:
@@ -172,6 +173,15 @@ def run_to_the_end(scheduler: Scheduler) -> list[Batch]:
         scheduler.retire(batch, fake_forward(batch))
         steps.append(batch)
     return steps
+
+
+def serve(engine: Engine, *requests: Request) -> tuple[Request, ...]:
+    """Run requests through an engine to their end."""
+    for r in requests:
+        engine.add(r)
+    while engine.has_work:
+        engine.step()
+    return requests
 
 
 def check_pool(scheduler: Scheduler, requests: Iterable[Request]) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from minisgl.core import Batch, PagedRows
+from minisgl.core import Batch, PagedRows, Request
 
 
 class BatchArrays:
@@ -17,7 +17,8 @@ class BatchArrays:
     def __init__(self, max_rows: int, max_len: int, page_size: int, device: torch.device) -> None:
         self.page_size, self.device = page_size, device
         self._tables = np.zeros((max_rows, -(-max_len // page_size)), dtype=np.int64)
-        self._stage(0)
+        self._requests, self._rows = list[Request](), np.zeros(0, dtype=np.int64)
+        self._parts, self._host = list[int](), torch.empty(0, dtype=torch.int64)
 
     def fill(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedRows]:
         """Bring the page tables up to date and lay out the step.
@@ -31,7 +32,9 @@ class BatchArrays:
                 for i in range(first, len(request.pages)):  # often one page, for which a slice would take longer
                     self._tables[request.row, i] = request.pages[i]
         requests, num_rows, total = batch.requests, len(batch.requests), batch.total_tokens
-        rows, starts = np.array([request.row for request in requests]), np.array(batch.starts)
+        if requests != self._requests or not all(first for _, first in batch.moved):  # a new row comes with page 0
+            self._requests, self._rows = requests, np.array([request.row for request in requests])
+        rows, starts = self._rows, np.array(batch.starts)
         if total == num_rows:  # one token each: the common case need not be spread out
             ids = [request.tokens[start] for request, start in zip(requests, batch.starts, strict=True)]
             row_of, position, ends, kv_lens = rows, starts, np.arange(1, total + 1), starts + 1
@@ -42,25 +45,25 @@ class BatchArrays:
             row_of, position = np.repeat(rows, counts), np.arange(total) + np.repeat(kv_lens - ends, counts)
 
         width = -(-int(kv_lens.max()) // self.page_size)
-        parts = [total, total, total, num_rows, num_rows * width]
-        if sum(parts) > len(self._host):
-            self._stage(2 * sum(parts))
-        host = self._host_np
-        host[:total] = ids
-        host[total : 2 * total] = position
-        host[2 * total : 3 * total] = (
-            self._tables[row_of, position // self.page_size] * self.page_size + position % self.page_size
-        )
-        host[3 * total : 3 * total + num_rows] = ends - 1
-        tables = host[3 * total + num_rows : sum(parts)].reshape(num_rows, width)
-        np.take(self._tables[:, :width], rows, axis=0, out=tables, mode="clip")  # "clip" takes no copy on the way
+        self._lay_out([total, total, total, num_rows, num_rows * width])
+        to_ids, to_positions, to_slots, to_last_rows, to_tables = self._writable
+        to_ids[:], to_positions[:], to_last_rows[:] = ids, position, ends - 1
+        to_slots[:] = self._tables[row_of, position // self.page_size] * self.page_size + position % self.page_size
+        np.take(self._tables[:, :width], rows, axis=0, out=to_tables.reshape(num_rows, width), mode="clip")
+        if self._sent is not self._host:
+            self._sent[: sum(self._parts)].copy_(self._host[: sum(self._parts)], non_blocking=True)
 
-        sent = self._host[: sum(parts)].to(self.device, non_blocking=True)
-        input_ids, positions, slots, last_rows, page_tables = torch.split(sent, parts)
-        paged = PagedRows(slots, page_tables.view(num_rows, width), batch.num_tokens, kv_lens.tolist())
+        input_ids, positions, slots, last_rows, tables = self._views
+        paged = PagedRows(slots, tables.view(num_rows, width), batch.num_tokens, kv_lens.tolist())
         return input_ids, positions, last_rows, paged
 
-    def _stage(self, size: int) -> None:
-        """A host buffer; pinned where a GPU will read it, so that the copy need not wait."""
-        self._host = torch.empty(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        self._host_np = self._host.numpy()
+    def _lay_out(self, parts: list[int]) -> None:
+        """Cut the buffers into parts of these lengths, as they mostly are already, and grow them where they must."""
+        if parts == self._parts:
+            return
+        size, self._parts = sum(parts), parts
+        if size > len(self._host):  # pinned where a GPU will read it, so that the copy need not wait
+            self._host = torch.empty(2 * size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+            self._sent = self._host.to(self.device)  # on a CPU the same tensor
+        self._writable = [part.numpy() for part in torch.split(self._host[:size], parts)]
+        self._views = torch.split(self._sent[:size], parts)

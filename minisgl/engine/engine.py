@@ -6,8 +6,10 @@ Nothing is global: two engines can live in one process.
 import os
 from dataclasses import asdict
 
+import minisgl_kernels as ops
 import torch
 
+from minisgl.attention.cpp_backend import CppAttention
 from minisgl.attention.torch_backend import TorchAttention
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, FinishReason, ForwardBatch, Request, WorkCounts
@@ -42,6 +44,8 @@ class Engine:
         cache = CacheManager(self.pages, config.page_size, self.prefix)
         max_len = min(context, self.pages.capacity * config.page_size + 1)  # the last token is never fed back
         self.scheduler = Scheduler(config, cache, max_len, self.work)
+        cpp = ops.use_cpp(config.attention, model.device, model.dtype)
+        self.attention = CppAttention if cpp else TorchAttention
         self.arrays = BatchArrays(config.max_running_requests, max_len, config.page_size, model.device)
         self.trace = Trace(config.trace, self.scheduler) if config.trace else None
 
@@ -90,7 +94,7 @@ class Engine:
         complete = [i for i, (request, start, n) in enumerate(batch) if start + n == len(request.tokens)]
         if len(complete) < len(batch.requests):
             last_rows = last_rows[complete]
-        attention = TorchAttention(self.pool, paged, self.work)
+        attention = self.attention(self.pool, paged, self.work)
         logits = self.model(ForwardBatch(input_ids, positions, attention, last_rows))
         self.work.steps += 1
         self.work.tokens_computed += len(input_ids)
@@ -135,7 +139,5 @@ def free_bytes(device: torch.device) -> int:
     """Memory of a device that nobody uses now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # macOS and Windows do not say
-        return 4_000_000_000
+    known = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {})  # macOS and Windows do not say
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if known else 4_000_000_000

@@ -5,6 +5,7 @@ Built for small runs that somebody will look at: it compares whole page tables a
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ class Trace:
     - free: free pages.
     - tree: if it changed, its nodes from the root down: [parent's index, first tokens, number of tokens, pages, locks].
 
-    The first line is a header: the pool's size and the switches.
+    The first line is a header: the number of usable pages, and the config.
     """
 
     def __init__(self, path: str, scheduler: Scheduler) -> None:
@@ -32,9 +33,7 @@ class Trace:
         self._file = Path(path).open("w")  # noqa: SIM115 - closed by close()
         self._tables: dict[int, list[int]] = {}
         self._tree: list[Any] = []
-        cache, config = scheduler.cache, scheduler.config
-        header = {"pages": cache.pages.capacity, "page_size": cache.page_size, "batching": config.batching}
-        self._write(header | {"prefix_cache": config.prefix_cache, "max_batch_tokens": config.max_batch_tokens})
+        self._write({"pages": scheduler.cache.pages.capacity} | asdict(scheduler.config))
 
     def write(self, batch: Batch | None, ended: list[Request]) -> None:
         """Record a step that has been retired, and the requests that ended since the one before."""

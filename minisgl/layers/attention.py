@@ -46,5 +46,4 @@ class Attention(nn.Module):
             qk = torch.cat([self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])], dim=1)
         q, k = torch.split(ops.apply_rope(qk, *rope), [self.num_heads, self.num_kv_heads], dim=1)
         attended = batch.attention.forward(q, k, v, self.layer, batch)  # [T, heads, head_dim]
-        out: torch.Tensor = self.o_proj(attended.flatten(1))
-        return out
+        return self.o_proj(attended.flatten(1))

@@ -18,5 +18,4 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [T, hidden]
-        out: torch.Tensor = self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))
-        return out
+        return self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))

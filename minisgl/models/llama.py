@@ -36,8 +36,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, batch)
-        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Decoder(nn.Module):
@@ -57,8 +56,7 @@ class Decoder(nn.Module):
             x = layer(x, rope, batch)
         if batch.output_rows is not None:
             x = x[batch.output_rows]  # the head is the largest matrix: spare it the rows nobody reads
-        out: torch.Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
 
 class LlamaForCausalLM(nn.Module):
@@ -83,5 +81,4 @@ class LlamaForCausalLM(nn.Module):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits of the batch's output rows: [R, vocab_size]."""
         hidden = self.model(batch)
-        logits: torch.Tensor = (self.lm_head or self.model.embed_tokens.logits)(hidden)
-        return logits
+        return (self.lm_head or self.model.embed_tokens.logits)(hidden)

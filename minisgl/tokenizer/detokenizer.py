@@ -5,6 +5,7 @@ than after another. So text is held back until its last character is whole, and 
 the tokens of the piece before it (the two-offset scheme of vLLM and SGLang).
 """
 
+from functools import partial
 from typing import Protocol
 
 INCOMPLETE = "\ufffd"  # what a decoder puts where bytes do not form a character
@@ -20,8 +21,7 @@ class IncrementalDetokenizer:
     """Feed ids with `push`, print what it returns, and end with `flush`."""
 
     def __init__(self, tokenizer: Decoder, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._context: list[int] = []  # ids of the last piece, already given out
         self._pending: list[int] = []  # ids whose text is still held back
 
@@ -43,6 +43,3 @@ class IncrementalDetokenizer:
     def _pending_text(self) -> str:
         before = self._decode(self._context)
         return self._decode(self._context + self._pending)[len(before) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)

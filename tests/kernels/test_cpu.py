@@ -196,15 +196,17 @@ def test_what_does_not_fit_is_an_error_as_with_torch(x, weight, bias):
 
 
 @pytest.mark.usefixtures("compiled", "home")
-@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
-def test_linear_is_the_matrix_product_at_any_width_of_vectors(vector_bytes, monkeypatch, forget_library):
-    path = builder.build_library((f"-DVECTOR_BYTES={vector_bytes}", "-O1", "-Wno-psabi"))
+@pytest.mark.parametrize("vector_bytes", [16, 64])
+def test_results_are_right_at_any_width_of_vectors(vector_bytes, monkeypatch, forget_library):
+    path = builder.build_library((f"-DVECTOR_BYTES={vector_bytes}", "-O0", "-Wno-psabi"))
     monkeypatch.setattr(cpu, "_library", lambda: cpu.load(path))
 
     for dtypes in DTYPES:
         for k in (7, 64, 577):
             x, weight, bias = problem(17, k, 7, dtypes)
             check(cpu.linear(x, weight, bias), x, weight, bias)
+        paged = Paged(new=[1, 9], total=[70, 9], dtypes=dtypes)
+        paged.check(paged.attend())
 
 
 @pytest.mark.usefixtures("compiled")
@@ -240,6 +242,151 @@ def test_the_threads_are_those_that_torch_has_started():
     runtimes = {path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))}
     assert len(runtimes) == 1
     assert cpu._torch_runtime() is not None
+
+
+# ---- Attention
+
+
+class Paged:
+    """Sequences whose `new` last of `total` tokens are queries, on shuffled pages. NaN is whatever nobody holds."""
+
+    def __init__(self, new, total, page_size=4, heads=(6, 2), head_dim=16, dtypes=DTYPES[0], seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.new, self.total, self.page_size, self.scale = new, total, page_size, head_dim**-0.5
+        self.group = heads[0] // heads[1]
+        counts = [-(-n // page_size) for n in total]
+        order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
+        self.page_table = torch.full((len(total), max(counts) + 1), 0)  # nobody holds page 0
+        slots = (sum(counts) + 1) * page_size
+        self.kv = torch.full((slots, 2, heads[1], head_dim), float("nan"), dtype=dtypes[1])
+        self.slots = []
+        for i, (count, length) in enumerate(zip(counts, total, strict=True)):
+            pages = torch.tensor([order.pop() for _ in range(count)])
+            self.page_table[i, :count] = pages
+            self.slots.append((pages[:, None] * page_size + torch.arange(page_size)).flatten()[:length])
+            self.kv[self.slots[-1]] = torch.randn(length, 2, heads[1], head_dim, generator=generator).to(dtypes[1])
+        self.q = torch.randn(sum(new), heads[0], head_dim, generator=generator).to(dtypes[0])
+        self.starts = torch.tensor([0, *new]).cumsum(0)
+
+    def attend(self, q=None):
+        q = self.q if q is None else q
+        lengths = torch.tensor(self.total)
+        values, keys = self.kv.unbind(1)  # neither is contiguous
+        return cpu.paged_attention(q, keys, values, self.page_table, self.page_size, lengths, self.starts, self.scale)
+
+    def check(self, out, tolerance=None):
+        tolerance = tolerance or ULP[self.q.dtype]
+        assert out.dtype == self.q.dtype
+        exact = torch.cat([self.exact(i) for i in range(len(self.new))])
+        torch.testing.assert_close(out.double(), exact, atol=tolerance, rtol=tolerance)
+
+    def exact(self, i):
+        """Sequence i in float64, a query at a time."""
+        values, keys = self.kv[self.slots[i]].double().repeat_interleave(self.group, dim=2).unbind(1)
+        rows = []
+        for n in range(self.new[i]):
+            seen = self.total[i] - self.new[i] + n + 1
+            scores = torch.einsum("hd,shd->hs", self.q[self.starts[i] + n].double(), keys[:seen]) * self.scale
+            rows.append(torch.einsum("hs,shd->hd", scores.softmax(-1), values[:seen]))
+        return torch.stack(rows) if rows else torch.empty(0, *self.q.shape[1:], dtype=torch.float64)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((4, 4), 8), ((7, 1), 20), ((2, 1), 80)])
+def test_attention_over_pages_is_attention(heads, head_dim, page_size, dtypes):
+    new, total = [1, 1, 70, 0, 1, 3, 5], [1, 65, 130, 7, 64, 66, 5]
+    paged = Paged(new, total, page_size, heads, head_dim, dtypes)
+
+    paged.check(paged.attend())
+
+
+@pytest.mark.usefixtures("compiled")
+def test_attention_takes_queries_that_are_a_part_of_wider_rows():
+    paged = Paged([1, 3], [5, 3])
+    wide = torch.cat([paged.q, torch.full_like(paged.q, float("nan"))], dim=1)
+
+    paged.check(paged.attend(wide[:, : paged.q.shape[1]]))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_attention_survives_scores_whose_exponentials_do_not_fit_an_fp32():
+    paged = Paged([1, 4], [130, 70])
+    paged.q *= 1000
+
+    paged.check(paged.attend(), tolerance=1e-3)  # an fp32 of a few thousand is off by 1e-4, and so is its exponential
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_nan_among_the_keys_reaches_all_who_see_it_and_nobody_before():
+    paged = Paged([8], [8], heads=(1, 1))
+    paged.kv[paged.slots[0][5], 1] = float("nan")
+
+    out = paged.attend()
+
+    assert out[:5].isfinite().all()
+    assert out[5:].isnan().all()
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_attention_of_a_token_has_the_same_bits_in_any_batch_chunk_and_page_size(page_size):
+    whole = Paged([150], [150], page_size=4)
+    expected = whole.attend()
+
+    for new in (1, 2, 7, 149):
+        part = Paged([1, new], [9, 150], page_size=page_size, seed=1)
+        part.kv[part.slots[1]] = whole.kv[whole.slots[0]]
+        part.q[1:] = whole.q[150 - new :]
+        assert torch.equal(part.attend()[1:], expected[150 - new :])
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_number_of_threads_changes_no_bit_of_attention():
+    paged = Paged([1, 70, 3], [200, 70, 65])
+    torch.set_num_threads(1)
+    one = paged.attend()
+    torch.set_num_threads(2)
+
+    assert torch.equal(paged.attend(), one)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.zeros(1, 6, 16, dtype=torch.float16)}, "no C\\+\\+ attention for q of torch.float16"),
+        ({"q": torch.zeros(1, 5, 16)}, "do not fit"),
+        ({"values": torch.zeros(4, 2, 8)}, "do not fit"),
+        ({"keys": torch.zeros(4, 16, 2).transpose(1, 2)}, "contiguous in head_dim"),
+        ({"kv_lens": torch.tensor([1, 1])}, "1 rows of pages"),
+        ({"page_table": torch.zeros(1, 1, dtype=torch.int32)}, "int64"),
+    ],
+    ids=["dtype", "heads", "head_dim", "layout", "rows", "int32"],
+)
+def test_what_attention_cannot_is_an_error(change, message):
+    arguments = {
+        "q": torch.zeros(1, 6, 16),
+        "keys": torch.zeros(4, 2, 16),
+        "values": torch.zeros(4, 2, 16),
+        "page_table": torch.zeros(1, 1, dtype=torch.int64),
+        "page_size": 4,
+        "kv_lens": torch.tensor([1]),
+        "query_starts": torch.tensor([0, 1]),
+        "scale": 1.0,
+    }
+
+    with pytest.raises(ValueError, match=message):
+        cpu.paged_attention(**arguments | change)
+
+
+@pytest.mark.usefixtures("home", "forget_library")
+def test_attention_without_a_compiler_is_an_error_with_the_reason(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-c++")
+
+    with pytest.raises(RuntimeError, match="no-such-c"):
+        Paged([1], [1]).attend()
 
 
 # ---- Compiling
@@ -334,7 +481,7 @@ def test_another_source_compiler_or_processor_is_another_library(
 @pytest.mark.usefixtures("compiled")
 def test_two_processes_build_at_once(tmp_path):
     script = (
-        "import torch\nfrom minisgl_kernels import cpu\n"
+        "import torch\nfrom minisgl_kernels import cpu\ncpu.build.FLAGS += ('-O0',)\n"
         "ones = torch.ones(1, 64)\nprint(cpu.available(), cpu.linear(ones, ones))"
     )
     environment = os.environ | {"MINISGL_HOME": str(tmp_path), "PYTHONPATH": str(KERNELS)}

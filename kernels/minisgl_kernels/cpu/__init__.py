@@ -108,35 +108,29 @@ def paged_attention(
         RuntimeError: the kernels are not available here; see why_unavailable.
         ValueError: a dtype, shape or layout is not as above. The numbers in the last three tensors are not checked.
     """
-    if why_unavailable():
-        raise RuntimeError(f"there is no C++ attention here: {why_unavailable()}")
     kernel = _kernels("attention").get((q.dtype, keys.dtype))
-    if kernel is None or values.dtype != keys.dtype:
-        raise ValueError(f"no C++ attention for q, K and V of {q.dtype}, {keys.dtype} and {values.dtype}")
-    batch, pages = page_table.shape
-    _, heads, head_dim = q.shape
-    _, kv_heads, _ = keys.shape
-    if keys.shape != values.shape or keys.shape[2] != head_dim or heads % kv_heads:
-        raise ValueError(
-            f"q, K and V of shapes {list(q.shape)}, {list(keys.shape)} and {list(values.shape)} do not fit"
-        )
-    if keys.stride(2) != 1 or values.stride(2) != 1:
+    if kernel is None:
+        if not available():
+            raise RuntimeError(f"there is no C++ attention here: {why_unavailable()}")
+        raise ValueError(f"no C++ attention for q of {q.dtype} and K of {keys.dtype}")
+    (tokens, heads, head_dim), (_, kv_heads, key_dim), (batch, pages) = q.shape, keys.shape, page_table.shape
+    if key_dim != head_dim or heads % kv_heads or values.shape != keys.shape or values.dtype != keys.dtype:
+        raise ValueError(f"q {list(q.shape)}, K {list(keys.shape)} and V {list(values.shape)} do not fit")
+    if kv_lens.shape != (batch,) or query_starts.shape != (batch + 1,):
+        raise ValueError(f"{batch} rows of pages need as many kv_lens and one more query_starts")
+    for tensor in (page_table, kv_lens, query_starts):
+        if tensor.dtype != torch.int64 or not tensor.is_contiguous():
+            raise ValueError("page_table, kv_lens and query_starts must be int64 and contiguous")
+    (key_slot, key_head, key_element), (value_slot, value_head, value_element) = keys.stride(), values.stride()
+    if key_element != 1 or value_element != 1:
         raise ValueError("K and V must be contiguous in head_dim")
-    for name, tensor, shape in (
-        ("page_table", page_table, (batch, pages)),
-        ("kv_lens", kv_lens, (batch,)),
-        ("query_starts", query_starts, (batch + 1,)),
-    ):
-        if tensor.dtype != torch.int64 or tensor.shape != shape or not tensor.is_contiguous():
-            raise ValueError(f"{name} must be int64, contiguous and of shape {list(shape)}")
-    if q.stride()[1:] != (head_dim, 1):
-        q = q.contiguous()
-    out = q.new_empty(q.shape)
-    kernel(
-        *(tensor.data_ptr() for tensor in (q, keys, values, page_table, kv_lens, query_starts, out)),
-        *(batch, heads, kv_heads, head_dim, pages, page_size, q.stride(0)),
-        *(*keys.stride()[:2], *values.stride()[:2], scale, torch.get_num_threads()),
-    )
+    q_stride, *rest = q.stride()
+    if rest != [head_dim, 1]:
+        q, q_stride = q.contiguous(), heads * head_dim
+    out = q.new_empty(tokens, heads, head_dim)
+    addresses = [tensor.data_ptr() for tensor in (q, keys, values, page_table, kv_lens, query_starts, out)]
+    sizes = (batch, heads, kv_heads, head_dim, pages, page_size, q_stride, key_slot, key_head, value_slot, value_head)
+    kernel(*addresses, *sizes, scale, torch.get_num_threads())
     return out
 
 

@@ -15,8 +15,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import platformdirs
-
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 # Not -ffast-math: it lets the compiler assume that there is no NaN, and a NaN must reach the logits to be seen there.
@@ -59,6 +57,8 @@ def build_library(extra_flags: tuple[str, ...] = ()) -> Path:
 
 def cache_folder() -> Path:
     """Where built libraries are kept: in $MINISGL_HOME, or in the platform's cache folder."""
+    import platformdirs  # here, for minisgl to import with torch alone
+
     home = os.environ.get("MINISGL_HOME")
     return (Path(home).expanduser().absolute() if home else platformdirs.user_cache_path("minisgl")) / "kernels"
 
@@ -76,16 +76,9 @@ def find_compiler() -> list[str]:
 
 def _fingerprint(command: list[str]) -> str:
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True).stdout
-    sources = [path.read_text() for path in sorted(SOURCE.parent.glob("*.h"))]
-    parts = [
-        SOURCE.read_text(),
-        *sources,
-        shlex.join(command),
-        version,
-        platform.platform(),
-        platform.processor(),
-        _cpu_facts(),
-    ]
+    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+    machine = [platform.platform(), platform.processor(), _cpu_facts()]
+    parts = [*(path.read_text() for path in sources), shlex.join(command), version, *machine]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

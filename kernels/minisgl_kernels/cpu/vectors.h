@@ -48,10 +48,11 @@ inline float to_float(bf16 x) {
 
 inline void store(float* y, float value) { *y = value; }
 
-inline void store(bf16* y, float value) {  // to nearest, ties to even
+// To nearest, ties to even. A NaN stays one: here it comes from a bf16 or from arithmetic, and its low half is zero.
+inline void store(bf16* y, float value) {
     uint32_t word;
     std::memcpy(&word, &value, 4);
-    y->bits = value != value ? 0x7fc0 : uint16_t((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+    y->bits = uint16_t((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
 
 inline Floats load(const float* p) {
