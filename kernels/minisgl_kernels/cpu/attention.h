@@ -18,10 +18,10 @@ constexpr int kRowTile = 6;
 constexpr int kKeyBlock = 64;
 static_assert(kKeyBlock % kLanes == 0);
 
-// e^x for x ≤ 0: 2^n by the exponent's bits, and Taylor's polynomial for the rest, which is at most ln 2 / 2 away from 0.
+// e^x for x ≤ 0: 2^n by the exponent's bits, times Taylor's polynomial of the rest, which is within ln 2 / 2 of 0.
 inline Floats exp_of_negative(Floats x) {
-    const Floats lowest = all(-87.0f);  // e^-87 is the smallest that an fp32 holds exactly enough
-    x = x < lowest ? lowest : x;             // a NaN stays
+    const Floats lowest = all(-87.0f);      // the smallest normal fp32 is e^-87.3
+    x = x < lowest ? lowest : x;            // a NaN stays
     const Floats shift = all(12582912.0f);  // 1.5 * 2^23: adding it leaves an integer in the low bits
     const Floats shifted = x * 1.44269504f + shift;
     const Floats n = shifted - shift;
@@ -108,7 +108,8 @@ struct Attention {
     }
 
     // The rows of `count` tokens from `start` on. A head that fills no whole step is copied, with zeros behind it.
-    void locate(int64_t b, int64_t start, int count, const KV* base, int64_t stride, KV* padded, const KV** rows) const {
+    void locate(int64_t b, int64_t start, int count, const KV* base, int64_t stride, KV* padded,
+                const KV** rows) const {
         for (int j = 0; j < count; j++) {
             const int64_t page = page_table[b * pages + (start + j) / page_size];
             rows[j] = base + (page * page_size + (start + j) % page_size) * stride;
