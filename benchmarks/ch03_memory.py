@@ -223,7 +223,7 @@ def main() -> None:
 
     film_name = film(small)
     torch.set_num_threads(threads)
-    llm = LLM(EngineConfig(model=args.model, device=args.device, kv_pages=2))
+    llm = LLM(EngineConfig.chapter(3, model=args.model, device=args.device, kv_pages=2))
     model, config = llm.model, llm.model.config
     context = config.max_position_embeddings
     eight = [c["used_tokens"] for c in load("ch02_length")["data"]["conversations"]]

@@ -24,9 +24,9 @@ from statistics import mean, median
 from typing import Any
 from unittest.mock import patch
 
-import minisgl_kernels as ops
 import numpy as np
 import torch
+from minisgl_kernels import reference
 from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
@@ -226,8 +226,8 @@ def labelled(engine: Engine, device: torch.device) -> Iterator[None]:
         (TorchAttention, "forward", "attention"),
         (RMSNorm, "forward", "norms"),
         (Rotary, "__call__", "rotation"),
-        (ops, "apply_rope", "rotation"),
-        (ops, "silu_and_mul", "activation"),
+        (reference, "apply_rope", "rotation"),
+        (reference, "silu_and_mul", "activation"),
         (engine_module, "sample_rows", "sampling"),
         (engine.scheduler, "plan", "host"),
         (engine.scheduler, "retire", "host"),
@@ -286,7 +286,7 @@ def main() -> None:
     args = parser.parse_args()
 
     data = simulated()
-    llm = LLM(EngineConfig(model=args.model, device=args.device, dtype=args.dtype, kv_pages=2))
+    llm = LLM(EngineConfig.chapter(5, model=args.model, device=args.device, dtype=args.dtype, kv_pages=2))
     data |= {
         "model": args.model,
         "dtype": str(llm.model.dtype).removeprefix("torch."),

@@ -76,7 +76,7 @@ def run(chapter: int, args: argparse.Namespace) -> dict[str, Any]:
     """One engine over its requests, after a warm-up; called in a fresh process."""
     from minisgl.llm import LLM
 
-    switches = {name: getattr(args, name) for name in ("model", "device", "dtype", "linear")}
+    switches = {name: getattr(args, name) for name in ("model", "device", "dtype", "kernels")}
     with LLM(EngineConfig.chapter(chapter, **switches, max_running_requests=args.batch)) as llm:
         chats = workload(args.requests, args.max_tokens)[: number_of_requests(chapter, args)]
         prompts = [llm.encode(chat) for chat, _ in chats]
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="default: %(default)s")
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
     parser.add_argument("--dtype", default="auto", help="as of `minisgl generate` (default: %(default)s)")
-    parser.add_argument("--linear", default="auto", help="as of `minisgl generate` (default: %(default)s)")
+    parser.add_argument("--kernels", default="torch", help="as of `minisgl generate` (default: %(default)s)")
     parser.add_argument("--chapters", type=int, nargs="+", default=list(TITLES), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--requests", type=int, default=16, help="default: %(default)s")

@@ -30,7 +30,7 @@ class EngineConfig:
         policy: order of waiting requests: fcfs (first come, first served) or lpm (longest cached prefix first).
         output_reserve: pages set aside when a request is admitted, as a share of its max_tokens; 1 never preempts.
         attention: over the pages: torch, or on a CPU cpp, our own that reads them in place; auto is cpp where it runs.
-        linear: matrix products on a CPU: torch, or cpp, our own for few rows; auto is cpp where there is a compiler.
+        kernels: the layers' other ops: torch, or on a CPU cpp, our own for few rows; auto is cpp where it runs.
         trace: write one JSON event a step to this file.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
         weight_seed: seed of the random weights.
@@ -56,7 +56,7 @@ class EngineConfig:
     policy: Literal["fcfs", "lpm"] = "fcfs"
     output_reserve: float = 0.3
     attention: Literal["auto", "torch", "cpp"] = "auto"
-    linear: Literal["auto", "torch", "cpp"] = "auto"
+    kernels: Literal["auto", "torch", "cpp"] = "auto"
     trace: str | None = None
     random_weights: bool = False
     weight_seed: int = 0
@@ -83,10 +83,12 @@ class EngineConfig:
         return replace(cls(**_CHAPTERS[number]), **overrides)
 
 
+_TORCH: dict[str, Any] = {"attention": "torch", "kernels": "torch"}  # the ops of chapters 1 to 5
+_STATIC = _TORCH | {"batching": "static", "max_running_requests": 16}
 _CHAPTERS: dict[int, dict[str, Any]] = {
-    1: {"kv_cache": "none"},
-    2: {"kv_cache": "contiguous"},
-    3: {"attention": "torch", "prefix_cache": "none", "batching": "static", "max_running_requests": 16},
-    4: {"attention": "torch", "batching": "static", "max_running_requests": 16},
-    5: {"attention": "torch"},
+    1: _TORCH | {"kv_cache": "none"},
+    2: _TORCH | {"kv_cache": "contiguous"},
+    3: _STATIC | {"prefix_cache": "none"},
+    4: _STATIC,
+    5: _TORCH,
 }

@@ -17,7 +17,6 @@ from typing import Any
 import minisgl_hub as hub
 import minisgl_kernels as ops
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
 from minisgl.config import EngineConfig
@@ -114,8 +113,8 @@ class LLM:
         self.device = _device(self.config.device)
         model_config = ModelConfig.from_folder(self.path)
         dtype = _dtype(self.config.dtype, model_config.dtype, self.device)
-        cpp = ops.use_cpp(self.config.linear, self.device, dtype)
-        self.model = build_model(model_config, ops.cpu.linear if cpp else F.linear)
+        cpp = ops.use_cpp(self.config.kernels, self.device, dtype)
+        self.model = build_model(model_config, ops.cpu if cpp else ops.reference)
         if self.config.random_weights:
             random_weights(self.model, self.config.weight_seed, self.device, dtype)
         else:

@@ -2,10 +2,11 @@
 
 import torch
 
-from minisgl_kernels import cpu
+from minisgl_kernels import cpu, reference
 from minisgl_kernels.reference import apply_rope, attend, causal_attention, rms_norm, sample, silu_and_mul
 
-__all__ = ["apply_rope", "attend", "causal_attention", "rms_norm", "sample", "silu_and_mul", "use_cpp"]
+__all__ = ["apply_rope", "attend", "causal_attention", "rms_norm", "sample", "silu_and_mul"]
+__all__ += ["cpu", "reference", "use_cpp"]
 
 
 def use_cpp(choice: str, device: torch.device, dtype: torch.dtype) -> bool:

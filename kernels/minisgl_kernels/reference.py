@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+linear = F.linear
+
 # On a GPU cuDNN would come first, and it plans for a millisecond whenever a length is new, as in every decode step.
 _sdpa_without_cudnn = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])(
     F.scaled_dot_product_attention

@@ -44,8 +44,7 @@ class Engine:
         cache = CacheManager(self.pages, config.page_size, self.prefix)
         max_len = min(context, self.pages.capacity * config.page_size + 1)  # the last token is never fed back
         self.scheduler = Scheduler(config, cache, max_len, self.work)
-        cpp = ops.use_cpp(config.attention, model.device, model.dtype)
-        self.attention = CppAttention if cpp else TorchAttention
+        self.attention = CppAttention if ops.use_cpp(config.attention, model.device, model.dtype) else TorchAttention
         self.arrays = BatchArrays(config.max_running_requests, max_len, config.page_size, model.device)
         self.trace = Trace(config.trace, self.scheduler) if config.trace else None
 

@@ -1,7 +1,7 @@
 """Grouped-query attention: projections, optional norms of q and k, rotation, and whatever backend attends."""
 
-import minisgl_kernels as ops
 import torch
+from minisgl_kernels import reference
 from torch import nn
 
 from minisgl.core import ForwardBatch
@@ -16,6 +16,8 @@ class Attention(nn.Module):
         layer: this layer's index, by which the backend finds its K and V.
         qk_norm_eps: with a number, q and k are normalised per head before rotation (Qwen3); None leaves them.
     """
+
+    ops = reference
 
     def __init__(
         self,
@@ -44,6 +46,6 @@ class Attention(nn.Module):
         qk, v = torch.split(heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat([self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])], dim=1)
-        q, k = torch.split(ops.apply_rope(qk, *rope), [self.num_heads, self.num_kv_heads], dim=1)
+        q, k = torch.split(self.ops.apply_rope(qk, *rope), [self.num_heads, self.num_kv_heads], dim=1)
         attended = batch.attention.forward(q, k, v, self.layer, batch)  # [T, heads, head_dim]
         return self.o_proj(attended.flatten(1))

@@ -1,18 +1,14 @@
 """Linear layers, alone or several stacked into one matrix product."""
 
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
+from minisgl_kernels import reference
 from torch import nn
-
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # (x, W, b) → x Wᵀ + b
 
 
 class Linear(nn.Module):
     """y = x Wᵀ + b, with W [out_features, in_features] as in the checkpoint."""
 
-    product: Product = staticmethod(F.linear)  # models.register.build_model may put another in its place
+    ops = reference  # models.register.build_model may choose another implementation of the ops
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
@@ -20,7 +16,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.product(x, self.weight, self.bias)
+        return self.ops.linear(x, self.weight, self.bias)
 
 
 class MergedLinear(Linear):

@@ -1,7 +1,7 @@
 """The gated MLP of Llama and its relatives."""
 
-import minisgl_kernels as ops
 import torch
+from minisgl_kernels import reference
 from torch import nn
 
 from minisgl.layers.linear import Linear, MergedLinear
@@ -9,6 +9,8 @@ from minisgl.layers.linear import Linear, MergedLinear
 
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) · up(x)) (SwiGLU, Shazeer, 2020)."""
+
+    ops = reference
 
     def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
         super().__init__()
@@ -18,4 +20,4 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [T, hidden]
-        return self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.ops.silu_and_mul(self.gate_up_proj(x)))

@@ -1,10 +1,10 @@
 """Which class decodes which architecture."""
 
-import torch
-import torch.nn.functional as F
+from typing import Any
 
-from minisgl.layers.embedding import Embedding
-from minisgl.layers.linear import Linear, Product
+import torch
+from minisgl_kernels import reference
+
 from minisgl.models.config import ModelConfig
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.models.qwen3 import Qwen3ForCausalLM
@@ -12,15 +12,15 @@ from minisgl.models.qwen3 import Qwen3ForCausalLM
 MODELS: dict[str, type[LlamaForCausalLM]] = {model.__name__: model for model in (LlamaForCausalLM, Qwen3ForCausalLM)}
 
 
-def build_model(config: ModelConfig, product: Product = F.linear) -> LlamaForCausalLM:
+def build_model(config: ModelConfig, ops: Any = reference) -> LlamaForCausalLM:
     """The config's decoder on the meta device: shapes without memory, for `models.weight` to fill.
 
     Args:
-        product: what computes the matrix products of all linear layers.
+        ops: the implementation of the layers' ops, a module of minisgl_kernels.
     """
     with torch.device("meta"):
         model = MODELS[config.architecture](config)
     for module in model.modules():
-        if isinstance(module, Linear | Embedding):
-            module.product = product
+        if hasattr(module, "ops"):
+            module.ops = ops
     return model

@@ -13,7 +13,7 @@ from benchmarks import ladder
 def results(tiny_folder):
     """One round of every chapter's engine."""
     args = argparse.Namespace(
-        model=str(tiny_folder), device="cpu", dtype="float32", linear="torch", requests=9, batch=4, max_tokens=8,
+        model=str(tiny_folder), device="cpu", dtype="float32", kernels="torch", requests=9, batch=4, max_tokens=8,
         naive_requests=1,
     )  # fmt: skip
     return {chapter: [ladder.run(chapter, args)] for chapter in ladder.TITLES}

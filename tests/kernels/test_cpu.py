@@ -12,7 +12,7 @@ import minisgl_kernels
 import pytest
 import torch
 import torch.nn.functional as F
-from minisgl_kernels import cpu
+from minisgl_kernels import cpu, reference
 from minisgl_kernels.cpu import build as builder
 
 KERNELS = Path(minisgl_kernels.__file__).parents[1]
@@ -84,6 +84,33 @@ def test_linear_is_the_matrix_product_at_any_size(rows, dtypes, bias):
             x, weight, b = problem(rows, k, n, dtypes, bias)
 
             check(cpu.linear(x, weight, b), x, weight, b)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_norm_rotation_and_activation_are_the_references(rows, dtype):
+    close = {"atol": 0.05, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}  # one rounding
+    generator = torch.Generator().manual_seed(rows)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    for width in (1, 10, 36, 576, 577):
+        x, weight, gate_up = random(rows, width), random(width), 10 * random(rows, 2 * width)
+        torch.testing.assert_close(cpu.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5), **close)
+        torch.testing.assert_close(cpu.silu_and_mul(gate_up), reference.silu_and_mul(gate_up), **close)
+    part, cos, sin = random(rows, 9, 10)[:, :7], random(rows, 5), random(rows, 5)
+    torch.testing.assert_close(cpu.apply_rope(part, cos, sin), reference.apply_rope(part, cos, sin), **close)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_nan_passes_through_norm_and_activation():
+    x = torch.ones(2, 40)
+    x[1, 3] = float("nan")
+
+    assert cpu.rms_norm(x, torch.ones(40), 1e-5).isnan().any(dim=1).tolist() == [False, True]
+    assert cpu.silu_and_mul(x).isnan().any(dim=1).tolist() == [False, True]
 
 
 @pytest.mark.usefixtures("compiled")

@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from minisgl_kernels import reference
 from minisgl_kernels.cpu.build import BuildError, build_library
 
-__all__ = ["available", "linear", "max_rows", "paged_attention", "why_unavailable"]
+__all__ = ["apply_rope", "available", "linear", "max_rows", "paged_attention", "rms_norm", "silu_and_mul"]
+__all__ += ["why_unavailable"]
 
 _PAIRS = {  # dtypes of the input, and of the weights or the KV cache
     (torch.float32, torch.float32): "f32_f32",
@@ -27,7 +29,11 @@ _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
     "linear": [_ADDRESS] * 4 + [_SIZE] * 3 + [ctypes.c_int],
     "attention": [_ADDRESS] * 7 + [_SIZE] * 11 + [ctypes.c_float, ctypes.c_int],
+    "rms_norm": [_ADDRESS] * 3 + [_SIZE] * 2 + [ctypes.c_float],
+    "apply_rope": [_ADDRESS] * 4 + [_SIZE] * 4,
+    "silu_and_mul": [_ADDRESS] * 2 + [_SIZE] * 2,
 }
+MOST_ELEMENTS = 64 * 1024
 Kernels = dict[tuple[torch.dtype, torch.dtype], Callable[..., None]]
 
 
@@ -134,6 +140,46 @@ def paged_attention(
     return out
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See reference.rms_norm, which computes what does not fit here."""
+    kernel = _small("rms_norm", x)
+    if kernel is None or not x.is_contiguous():
+        return reference.rms_norm(x, weight, eps)
+    out = torch.empty_like(x)
+    kernel(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], eps)
+    return out
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """See reference.apply_rope. x [T, heads, head_dim] may be a part of wider rows."""
+    kernel = _small("apply_rope", x)
+    tokens, heads, head_dim = x.shape
+    if kernel is None or x.stride()[1:] != (head_dim, 1):
+        return reference.apply_rope(x, cos, sin)
+    out = x.new_empty(x.shape)
+    addresses = (x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr())
+    kernel(*addresses, tokens, heads, head_dim // 2, x.stride(0))
+    return out
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See reference.silu_and_mul."""
+    kernel = _small("silu_and_mul", gate_up)
+    if kernel is None or not gate_up.is_contiguous():
+        return reference.silu_and_mul(gate_up)
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:-1], width)
+    kernel(gate_up.data_ptr(), out.data_ptr(), out.numel() // width, width)
+    return out
+
+
+def _small(op: str, x: torch.Tensor) -> Callable[..., None] | None:
+    """The kernel of an elementwise op for few numbers; for many, torch uses all threads and passes count little."""
+    if not x.is_cpu or not 0 < x.numel() <= MOST_ELEMENTS or (torch.is_grad_enabled() and x.requires_grad):
+        return None
+    return _kernels(op).get((x.dtype, x.dtype))
+
+
 @functools.cache
 def max_rows(x_dtype: torch.dtype, weight_dtype: torch.dtype) -> int:
     """The most rows for which the kernels are used, for these dtypes: with more, torch's product is the faster one."""
@@ -170,7 +216,12 @@ def _kernels(op: str) -> Kernels:
     library = _library()
     if isinstance(library, str):
         return {}
-    return {pair: getattr(library, f"{op}_{suffix}") for pair, suffix in _PAIRS.items()}
+    return {pair: getattr(library, f"{op}_{suffix}") for pair, suffix in _pairs(op).items()}
+
+
+def _pairs(op: str) -> dict[tuple[torch.dtype, torch.dtype], str]:
+    """The dtypes that an op takes; those with weights also take bf16 ones beside an fp32 input."""
+    return _PAIRS if op in ("linear", "attention") else {p: suffix for p, suffix in _PAIRS.items() if p[0] == p[1]}
 
 
 @functools.cache
@@ -191,7 +242,7 @@ def load(path: Path) -> ctypes.CDLL:
     """
     library = ctypes.CDLL(str(path))
     for op, signature in _SIGNATURES.items():
-        for suffix in _PAIRS.values():
+        for suffix in _pairs(op).values():
             kernel = getattr(library, f"{op}_{suffix}")
             kernel.argtypes, kernel.restype = signature, None
     library.use_runtime.restype = None

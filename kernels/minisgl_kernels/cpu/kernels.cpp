@@ -3,6 +3,7 @@
 // A name ends with the dtype of the inputs and outputs, then of the weights or of the KV cache.
 
 #include "attention.h"
+#include "elementwise.h"
 #include "linear.h"
 
 extern "C" {
@@ -30,5 +31,18 @@ void use_runtime(decltype(Runtime::parallel) parallel, int (*thread_num)(), int 
 EXPORT(f32_f32, float, float)
 EXPORT(f32_bf16, float, bf16)
 EXPORT(bf16_bf16, bf16, bf16)
+
+#define EXPORT_ELEMENTWISE(suffix, X)                                                                                \
+    void rms_norm_##suffix(const X* x, const X* weight, X* y, int64_t rows, int64_t n, float eps) {                  \
+        rms_norm(x, weight, y, rows, n, eps);                                                                        \
+    }                                                                                                                \
+    void apply_rope_##suffix(const X* x, const X* cos, const X* sin, X* y, int64_t tokens, int64_t heads,            \
+                             int64_t half, int64_t token_stride) {                                                   \
+        apply_rope(x, cos, sin, y, tokens, heads, half, token_stride);                                               \
+    }                                                                                                                \
+    void silu_and_mul_##suffix(const X* gate_up, X* y, int64_t rows, int64_t n) { silu_and_mul(gate_up, y, rows, n); }
+
+EXPORT_ELEMENTWISE(f32_f32, float)
+EXPORT_ELEMENTWISE(bf16_bf16, bf16)
 
 }
