@@ -85,9 +85,16 @@ def test_sampling_params_cannot_be_changed_by_one_request_for_another():
 
 def test_the_chapters_engines_differ_by_their_switch_and_take_overrides():
     assert EngineConfig.chapter(1).kv_cache == "none"
-    assert EngineConfig.chapter(2, device="cpu") == EngineConfig(kv_cache="contiguous", device="cpu")
+    assert (EngineConfig.chapter(2).kv_cache, EngineConfig.chapter(3).kv_cache) == ("contiguous", "paged")
+    assert EngineConfig.chapter(2, device="cpu").device == "cpu"
     assert (EngineConfig.chapter(3).prefix_cache, EngineConfig.chapter(4).prefix_cache) == ("none", "radix")
     assert (EngineConfig.chapter(4).batching, EngineConfig.chapter(5).batching) == ("static", "mixed")
+
+
+def test_the_first_chapters_run_the_ops_that_their_readers_write():
+    for number in range(1, 6):
+        config = EngineConfig.chapter(number)
+        assert (config.attention, config.kernels) == ("torch", "torch")
 
 
 def test_an_unknown_chapter_is_refused_with_the_known_ones():
