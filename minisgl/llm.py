@@ -326,7 +326,7 @@ def _dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = checkpoint
         if device.type == "cpu":
-            name = "float32"  # torch's 16-bit matrix products are no faster on a CPU, and bf16 flips close choices
+            name = "float32"  # bf16 flips close choices, and torch's 16-bit products are no faster there
         elif name == "bfloat16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
             name = "float16"
     return getattr(torch, name)
