@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--name", default="ch02_length", help="of the result file (default: %(default)s)")
     args = parser.parse_args()
 
-    llm = LLM(EngineConfig(model=args.model, device=args.device))
+    llm = LLM(EngineConfig.chapter(2, model=args.model, device=args.device))
     model, config = llm.model, llm.model.config
     text = llm.encode(PASSAGE * 120)
     conversations = [conversation(llm, question) for question in tqdm(QUESTIONS, desc="conversations")]

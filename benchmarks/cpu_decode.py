@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
 
-    llm = LLM(EngineConfig(device="cpu", dtype=args.dtype))
+    llm = LLM(EngineConfig.chapter(2, device="cpu", dtype=args.dtype))
     theirs = AutoModelForCausalLM.from_pretrained(llm.path, dtype=llm.model.dtype)
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(llm.model.config.vocab_size, (args.prompt_tokens,), generator=generator)

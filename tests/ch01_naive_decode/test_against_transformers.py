@@ -54,7 +54,7 @@ def test_greedy_tokens_of_smollm2_equal_those_of_transformers():
     from minisgl.config import EngineConfig
     from minisgl.llm import LLM
 
-    llm = LLM(EngineConfig(kv_cache="none", dtype="float32", device="cpu"))
+    llm = LLM(EngineConfig.chapter(1, dtype="float32", device="cpu"))
     twin = transformers.AutoModelForCausalLM.from_pretrained(llm.path, dtype=torch.float32)
     prompt = llm.encode([{"role": "user", "content": "What is the capital of France?"}])
 

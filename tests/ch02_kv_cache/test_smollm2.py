@@ -14,7 +14,7 @@ def test_smollm2_says_the_same_and_computes_each_token_once():
     from minisgl.config import EngineConfig
     from minisgl.llm import LLM
 
-    llm = LLM(EngineConfig(dtype="float32", device="cpu"))
+    llm = LLM(EngineConfig.chapter(2, dtype="float32", device="cpu"))
     prompt = llm.encode([{"role": "user", "content": "Name three rivers."}])
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     naive_work, cached_work = WorkCounts(), WorkCounts()
