@@ -161,7 +161,8 @@ class Decode:
         table = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(0)) + 1
         self.table = table.view(rows, width).to(model.device)
         last = self.table[:, -1] * page_size + (tokens - 1) % page_size
-        self.paged = PagedRows(last, self.table, [1] * rows, [tokens] * rows)
+        starts = torch.arange(rows + 1, device=model.device)
+        self.paged = PagedRows(last, self.table, [1] * rows, [tokens] * rows, starts, torch.full_like(last, tokens))
         self.ids = torch.randint(c.vocab_size, (rows,), generator=torch.Generator().manual_seed(0)).to(model.device)
         self.positions = torch.full_like(self.ids, tokens - 1)
 

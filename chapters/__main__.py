@@ -118,9 +118,8 @@ def _hint(root: Path, args: argparse.Namespace) -> None:
 def _solution(root: Path, args: argparse.Namespace) -> None:
     _, task = find_task(load_chapters(root), args.task)
     symbol = symbols.find(root, task.symbol)
-    first = symbols.first_line(symbol.node)
-    _out.print(f"[bold]{task.id} {task.title}[/], {symbol.path}:{first}")
-    _out.print(Syntax("", "python", background_color="default").highlight(symbol.source))
+    _out.print(f"[bold]{task.id} {task.title}[/], {symbol.path}:{symbol.place.start + 1}")
+    _out.print(Syntax("", symbols.language(symbol.path).LEXER, background_color="default").highlight(symbol.source))
 
 
 def _reset(root: Path, args: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import tempfile
@@ -12,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from chapters.manifest import Chapter, CourseError
+from chapters.manifest import Chapter, CourseError, Task, contains
 from chapters.mutants import mutate
 from chapters.runs import TIMEOUT_S, Outcome, Run, run_all
 from chapters.stubs import code_lines, stub
-from chapters.symbols import UnknownSymbol
+from chapters.symbols import UnknownSymbol, module_path
 
 
 def check(root: Path, chapters: Sequence[Chapter], console: Console, timeout_s: float = TIMEOUT_S) -> bool:
@@ -41,14 +42,14 @@ def _check_chapter(
     runs = {"final": Run(all_tests, {}, ("-x",))}
     try:
         stubs = {module: stub(root, chapter, module) for module in chapter.modules}
-        runs["stubs"] = Run(all_tests, _write(scratch / "stubs", stubs))
+        runs["stubs"] = Run(all_tests, _write(root, scratch / "stubs", stubs))
     except (CourseError, UnknownSymbol) as error:
         problems.append(f"stubs: {error}")
     names = {f"mutant {i} of {m.task} ({m.why.rstrip('.')})": m for i, m in enumerate(chapter.mutants, 1)}
     tests = {task.id: task.tests for task in chapter.tasks}
     for name, mutant in names.items():
         try:
-            files = _write(scratch / name.partition(" (")[0], {mutant.module: mutate(root, mutant)})
+            files = _write(root, scratch / name.partition(" (")[0], {mutant.module: mutate(root, mutant)})
             runs[name] = Run(tests[mutant.task], files, ("-x",))
         except (CourseError, UnknownSymbol) as error:
             problems.append(f"{name}: {error}")
@@ -66,22 +67,45 @@ def _check_chapter(
     stubbed, faults = _judge_stubs(chapter, outcomes.pop("stubs", Outcome(error="not made")))
     problems += faults
     caught = 0
-    for name in names:
-        if name not in outcomes:
-            continue
-        outcome = outcomes[name]
+    lack = _lack(chapter)
+    untried = 0
+    for name, outcome in ((name, outcomes[name]) for name in names if name in outcomes):
         if outcome.failures and not outcome.error:
             caught += 1
+        elif lack and _only_skips(outcome):
+            untried += 1
         else:
-            detail = f"{outcome.error}\n{_tail(outcome.output)}" if outcome.error else "the tests pass"
-            problems.append(f"{name} is not caught: {detail}".rstrip())
+            problems.append(f"{name} is not caught: {_why_accepted(outcome)}".rstrip())
     number, _, slug = chapter.name.partition("_")
     line = (
         f"{number} {slug}  stubs: {stubbed} of {len(chapter.tasks)} fail with our message · "
         f"final modules {'fail' if final.error or final.failures else 'pass'} · "
-        f"mutants: {caught} of {len(chapter.mutants)} caught"
+        f"mutants: {caught} of {len(chapter.mutants)} caught" + (f", {untried} not tried: {lack}" if untried else "")
     )
     return line, problems
+
+
+def _lack(chapter: Chapter) -> str:
+    """What this machine lacks for the chapter's tier: tests that are skipped are then no fault of the course."""
+    if chapter.tier == "interpreter" and importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if chapter.tier in ("gpu", "multi-gpu"):
+        import torch
+
+        return "" if torch.cuda.is_available() else "there is no GPU"
+    return ""
+
+
+def _only_skips(outcome: Outcome) -> bool:
+    return bool(outcome.skips) and not (outcome.passes or outcome.failures or outcome.error)
+
+
+def _why_accepted(outcome: Outcome) -> str:
+    if outcome.error:
+        return f"{outcome.error}\n{_tail(outcome.output)}"
+    if _only_skips(outcome):
+        return f"its tests were skipped: {'; '.join(sorted(set(outcome.skips.values())))}"
+    return "the tests pass"
 
 
 def _judge_stubs(chapter: Chapter, outcome: Outcome) -> tuple[int, list[str]]:
@@ -95,7 +119,11 @@ def _judge_stubs(chapter: Chapter, outcome: Outcome) -> tuple[int, list[str]]:
         ours = [chapter.message(t) for t in chapter.tasks[:i]]  # a later task's test may not be needed for this one
         odd = [node_id for node_id, text in texts.items() if not any(message in text for message in ours)]
         good += bool(texts) and not odd
-        if not texts:
+        skips = [text for node_id, text in outcome.skips.items() if _concerns(task, node_id)]
+        if not texts and skips and not any(task.has_test(node_id) for node_id in outcome.passes):
+            if not _lack(chapter):
+                problems.append(f"stubs: {task.id}: its tests were skipped: {'; '.join(sorted(set(skips)))}")
+        elif not texts:
             problems.append(f"stubs: {task.id}: all tests pass though it is not written")
         elif odd:
             problems.append(
@@ -103,6 +131,11 @@ def _judge_stubs(chapter: Chapter, outcome: Outcome) -> tuple[int, list[str]]:
                 f"{_tail(texts[odd[0]])}"
             )
     return good, problems
+
+
+def _concerns(task: Task, node_id: str) -> bool:
+    """Whether a skipped test, or file, is or holds one of the task's."""
+    return task.has_test(node_id) or any(contains(node_id, test) for test in task.tests)
 
 
 def _lint(root: Path, chapter: Chapter) -> list[str]:
@@ -130,10 +163,10 @@ def _lint(root: Path, chapter: Chapter) -> list[str]:
     return problems
 
 
-def _write(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
+def _write(root: Path, folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
     """The texts as files, by module."""
     folder.mkdir()
-    files = {module: folder / f"{module}.py" for module in texts}
+    files = {module: folder / f"{module}{module_path(root, module).suffix}" for module in texts}
     for module, path in files.items():
         path.write_text(texts[module], encoding="utf-8")
     return files

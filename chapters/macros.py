@@ -5,7 +5,6 @@ Loaded by mkdocs-macros. An unknown symbol, task, result or figure raises, and t
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]  # mkdocs puts neither on the path
 
 from chapters.manifest import find_task, load_chapters, load_planned  # noqa: E402
-from chapters.symbols import Symbol, find, first_line  # noqa: E402
+from chapters.symbols import find, language  # noqa: E402
 from chapters.workspace import files  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -27,7 +26,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 def code(name: str) -> str:
     """The source of `package.module:symbol`, titled with its place."""
     symbol = find(ROOT, name)
-    return _fence(textwrap.dedent(symbol.source), f"{symbol.path.as_posix()}:{first_line(symbol.node)}")
+    title = f"{symbol.path.as_posix()}:{symbol.place.start + 1}"
+    return _fence(textwrap.dedent(symbol.source), title, language(symbol.path).LEXER)
 
 
 def task(task_id: str) -> str:
@@ -35,9 +35,10 @@ def task(task_id: str) -> str:
     chapter, entry = find_task(load_chapters(ROOT), task_id)
     own = files(ROOT, chapter)[entry.module].relative_to(ROOT).as_posix()
     symbol = find(ROOT, entry.symbol)
+    speech = language(symbol.path)
     parts = [
         f"`{entry.qualname}` in `{own}` · about {entry.lines} line{'s' if entry.lines > 1 else ''}",
-        _fence(f"{_signature_and_docstring(symbol)}\n    ...", own),
+        _fence(f"{textwrap.dedent(symbol.head)}\n{speech.GAP}", own, speech.LEXER),
         _fence(f"pytest {' '.join(entry.tests)} --mine", "verify", "bash"),
         *(f'??? tip "Hint {n}"\n{_inside(hint)}' for n, hint in enumerate(entry.hints, 1)),
     ]
@@ -143,17 +144,8 @@ def _record(name: str) -> dict[str, Any]:
     return record
 
 
-def _signature_and_docstring(symbol: Symbol) -> str:
-    body = symbol.node.body
-    documented = ast.get_docstring(symbol.node) is not None
-    last = body[0].end_lineno if documented else body[0].lineno - 1
-    assert last is not None
-    lines = symbol.source.splitlines()[: last - first_line(symbol.node) + 1]
-    return textwrap.dedent("\n".join(lines))
-
-
-def _fence(text: str, title: str, language: str = "python") -> str:
-    return f'````{language} title="{title}"\n{text}\n````'
+def _fence(text: str, title: str, lexer: str) -> str:
+    return f'````{lexer} title="{title}"\n{text}\n````'
 
 
 def _inside(*blocks: str) -> str:

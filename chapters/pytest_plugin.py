@@ -6,14 +6,14 @@ Loaded by tests/conftest.py, which must not import minisgl: modules are replaced
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from chapters import progress, replace, workspace
 from chapters.manifest import Chapter, CourseError, contains, load_chapters
-from chapters.symbols import UnknownSymbol
+from chapters.symbols import UnknownSymbol, language
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,12 +73,24 @@ class Mine:
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if call.excinfo and call.excinfo.errisinstance(NotImplementedError):
-            place = call.excinfo.traceback[-1]
-            path = Path(place.path)
-            if path in self.files.values():  # not written yet: a traceback tells no more
-                report.longrepr = f"{path.relative_to(self.root)}:{place.lineno + 1}: {call.excinfo.exconly()}"
+        if call.excinfo and (gap := self._gap(call.excinfo)):
+            report.longrepr = gap  # not written yet: a traceback tells no more
         return report
+
+    def _gap(self, failure: pytest.ExceptionInfo[BaseException]) -> str:
+        """The place that a failure came to and that says it is not written yet, or nothing."""
+        place = failure.traceback[-1]
+        path = Path(place.path)
+        if failure.errisinstance(NotImplementedError) and path in self.files.values():
+            return f"{path.relative_to(self.root)}:{place.lineno + 1}: {failure.exconly()}"
+        # Triton's interpreter wraps the error, and a compiler only prints the line: the message stays.
+        told = "\n".join(_chain(failure.value))
+        for task in self.chapter.tasks:
+            message = self.chapter.message(task)
+            path = self.files[task.module]
+            if message in told and (line := _line(path, language(path).stub(message))):
+                return f"{path.relative_to(self.root)}:{line}: {language(path).said(message)}"
+        return ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, number in report.user_properties:
@@ -118,6 +130,19 @@ class Mine:
             elif before[task.id] in ("not run", "changed"):
                 outcomes[task.id] = "partly run"
         return outcomes
+
+
+def _chain(error: BaseException | None) -> Iterator[str]:
+    """What an error says, and what those say that it came from."""
+    while error:
+        yield str(error)
+        error = error.__cause__ or error.__context__
+
+
+def _line(path: Path, statement: str) -> int:
+    """The number of the line that is this statement; 0 if none is."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((n for n, line in enumerate(lines, 1) if line.strip() == statement), 0)
 
 
 def _node_id(config: pytest.Config, arg: str) -> str:

@@ -1,9 +1,12 @@
-"""Imports other files in place of modules. Whoever imports such a module afterwards gets the file."""
+"""Uses other files in place of modules. Whoever imports such a module afterwards gets the file, and whoever compiles
+such a CUDA source compiles it: `minisgl_kernels.cuda.build` reads the variable set here, in child processes too.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import runpy
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -14,6 +17,10 @@ from pathlib import Path
 from types import ModuleType
 
 from chapters.manifest import CourseError
+from chapters.symbols import CUDA
+
+SOURCES = "MINISGL_CUDA_SOURCES"  # name=path of each CUDA file, joined by os.pathsep
+MODULES = "MINISGL_MODULES"  # module=path of each Python file, for `inherit`
 
 
 class _Finder(MetaPathFinder):
@@ -28,15 +35,31 @@ class _Finder(MetaPathFinder):
 
 
 def install(files: Mapping[str, Path]) -> None:
-    """From now on, importing a module of `files` imports the file.
+    """From now on, importing a module of `files` imports the file, and compiling one of CUDA C++ compiles the file.
 
     Raises:
         CourseError: one of the modules is imported already, so that its importers would keep the old one.
     """
-    for module in files:
+    modules = importable(files)
+    for module in modules:
         if module in sys.modules:
             raise CourseError(f"{module} was imported before it could be replaced: import it later, or in a function")
-    sys.meta_path.insert(0, _Finder(files))
+    sys.meta_path.insert(0, _Finder(modules))
+    os.environ[MODULES] = os.pathsep.join(f"{module}={path}" for module, path in modules.items())
+    cuda = {module.rpartition(".")[2] + path.suffix: path for module, path in files.items() if module not in modules}
+    if cuda:
+        os.environ[SOURCES] = os.pathsep.join(f"{name}={path}" for name, path in cuda.items())
+
+
+def inherit() -> None:
+    """In a child process: replace the modules that its parent replaces. CUDA sources need no call."""
+    entries = filter(None, os.environ.get(MODULES, "").split(os.pathsep))
+    install({module: Path(path) for module, _, path in (entry.partition("=") for entry in entries)})
+
+
+def importable(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Those of `files` that are Python."""
+    return {module: path for module, path in files.items() if path.suffix not in CUDA}
 
 
 def load(root: Path, files: Mapping[str, Path]) -> None:
@@ -46,7 +69,7 @@ def load(root: Path, files: Mapping[str, Path]) -> None:
         CourseError: one cannot be imported; the message names the line.
     """
     own = {str(path) for path in files.values()}
-    for module in files:
+    for module in importable(files):
         try:
             importlib.import_module(module)
         except Exception as error:
@@ -54,3 +77,9 @@ def load(root: Path, files: Mapping[str, Path]) -> None:
             frame = ([f for f in frames if f.filename in own] or frames)[-1]
             place = f"{os.path.relpath(frame.filename, root)}:{frame.lineno}"
             raise CourseError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from None
+
+
+if __name__ == "__main__":  # python -m chapters.replace MODULE ARGS …: run a module as a child that inherits
+    del sys.argv[0]
+    inherit()
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from chapters import replace
+from chapters.manifest import contains
 from chapters.symbols import FOLDERS
 
 WORKERS = 2
@@ -39,6 +40,8 @@ class Outcome:
 
     error: str = ""
     failures: dict[str, str] = field(default_factory=dict)  # node id → traceback
+    skips: dict[str, str] = field(default_factory=dict)  # node id, or the file's → reason
+    passes: set[str] = field(default_factory=set)  # node ids
     output: str = ""
 
 
@@ -100,21 +103,41 @@ def _run_tests(run: Run) -> Outcome:
     settings.load_profile("check")
     replace.install(run.files)
     outcome = Outcome()
-    for module in run.files:
+    for module in replace.importable(run.files):
         try:
             importlib.import_module(module)
         except Exception as error:
             return Outcome(error=f"{module} cannot be imported: {type(error).__name__}: {error}")
 
+    files = list(dict.fromkeys(test.partition("::")[0] for test in run.tests))
+    unknown: list[str] = []
+
     class Watch:
+        def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+            # Given node ids, pytest would refuse those of a file that is skipped as a whole.
+            kept = {test: [item for item in items if contains(test, item.nodeid)] for test in run.tests}
+            skipped = {test for test in kept if any(contains(test.partition("::")[0], file) for file in outcome.skips)}
+            unknown.extend(test for test, own in kept.items() if not own and test not in skipped)
+            items[:] = dict.fromkeys(item for own in kept.values() for item in own)
+
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.failed:
                 outcome.failures.setdefault(report.nodeid, report.longreprtext)
+            elif report.passed and report.when == "call":
+                outcome.passes.add(report.nodeid)
+            self.pytest_collectreport(report)
+
+        def pytest_collectreport(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+            if report.skipped and isinstance(report.longrepr, tuple):
+                outcome.skips[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
 
     without = ("no:cacheprovider", "no:unraisableexception")  # the latter collects all garbage, twice
     options = ["-q", "--tb=short", *(f"-p{plugin}" for plugin in without), f"--rootdir={Path.cwd()}", *run.options]
-    code = pytest.main([*options, *run.tests], plugins=[Watch()])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+    code = pytest.main([*options, *files], plugins=[Watch()])
+    ends_well = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if unknown and (ends_well or code == pytest.ExitCode.NO_TESTS_COLLECTED):
+        outcome.error = f"there is no test {unknown[0]}"
+    elif not ends_well and not (code == pytest.ExitCode.NO_TESTS_COLLECTED and outcome.skips):
         outcome.error = (
             f"pytest ends with {pytest.ExitCode(code).name.lower().replace('_', ' ')}, not with test results"
         )

@@ -1,17 +1,17 @@
-"""The reader's files: workspace/chNN/<module>.py, one for each module that has tasks in the chapter."""
+"""The reader's files: workspace/chNN/<module>.py (or .cu, .cuh), one for each module that has tasks in the chapter."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 
-from chapters import symbols
+from chapters.definition import Definition
 from chapters.manifest import Chapter, CourseError, Task
 from chapters.stubs import stub
+from chapters.symbols import find, language, module_path
 
 
 def folder(root: Path, chapter: Chapter) -> Path:
@@ -22,7 +22,8 @@ def folder(root: Path, chapter: Chapter) -> Path:
 def files(root: Path, chapter: Chapter) -> dict[str, Path]:
     """The reader's file for each of the chapter's modules, there or not."""
     shared = Counter(module.rpartition(".")[2] for module in chapter.modules)
-    return {module: folder(root, chapter) / f"{_file_name(module, shared)}.py" for module in chapter.modules}
+    names = {module: _file_name(module, shared) + module_path(root, module).suffix for module in chapter.modules}
+    return {module: folder(root, chapter) / name for module, name in names.items()}
 
 
 def _file_name(module: str, shared: Counter[str]) -> str:
@@ -99,52 +100,44 @@ def digests(root: Path, chapter: Chapter) -> dict[str, str]:
 
 
 def _digest(path: Path, chapter: Chapter, task: Task) -> str:
+    others = [other.qualname for other in chapter.tasks if other.module == task.module and other != task]
     try:
-        tree = ast.parse(path.read_bytes())
+        meaning = language(path).meaning(_read(path), without=others)
     except (OSError, SyntaxError):
         return ""
-    for other in chapter.tasks:
-        if other.module == task.module and other != task and (node := symbols.definition(tree, other.qualname)):
-            node.body = []
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    return hashlib.sha256(meaning.encode()).hexdigest()[:16]
 
 
 def _examine(root: Path, chapter: Chapter, found: Mapping[str, Path]) -> None:
-    """Refuse files that are not Python or whose task functions cannot be called as the engine calls them."""
+    """Refuse files that cannot be parsed, or whose task functions cannot be called as the engine calls them."""
     for module, path in found.items():
+        text = _read(path)
         try:
-            source = path.read_bytes()
-            compile(source, str(path), "exec", dont_inherit=True)
+            language(path).check(text, str(path))
         except SyntaxError as error:
             raise CourseError(f"{_show(root, path)}:{error.lineno or 1}: syntax error: {error.msg}") from None
-        tree = ast.parse(source)
         for task in chapter.tasks:
             if task.module == module:
-                _examine_task(root, task, path, tree)
+                _examine_task(root, task, path, language(path).find(text, task.qualname))
 
 
-def _examine_task(root: Path, task: Task, path: Path, tree: ast.Module) -> None:
-    expected = _parameters(symbols.find(root, task.symbol).node)
-    node = symbols.definition(tree, task.qualname)
-    if node is None:
+def _examine_task(root: Path, task: Task, path: Path, place: Definition | None) -> None:
+    expected = find(root, task.symbol).place.parameters
+    if place is None:
         raise CourseError(
             f"{_show(root, path)}: there is no {task.qualname} any more; task {task.id} is the body of "
             f"{task.qualname}({', '.join(expected)})"
         )
-    if (found := _parameters(node)) != expected:
+    if place.parameters != expected:
         raise CourseError(
-            f"{_show(root, path)}:{node.lineno}: {task.qualname} takes ({', '.join(found)}), but the engine calls it "
-            f"with ({', '.join(expected)}): restore the parameters' names and order"
+            f"{_show(root, path)}:{place.line}: {task.qualname} takes ({', '.join(place.parameters)}), but the engine "
+            f"calls it with ({', '.join(expected)}): restore the parameters' names and order"
         )
 
 
-def _parameters(node: symbols.Definition) -> list[str]:
-    if isinstance(node, ast.ClassDef):
-        return []
-    args = node.args
-    starred = [f"*{args.vararg.arg}"] if args.vararg else ["*"] if args.kwonlyargs else []
-    double = [f"**{args.kwarg.arg}"] if args.kwarg else []
-    return [*(a.arg for a in [*args.posonlyargs, *args.args]), *starred, *(a.arg for a in args.kwonlyargs), *double]
+def _read(path: Path) -> str:
+    """The text of a file that any editor may have written."""
+    return path.read_text(encoding="utf-8-sig", errors="replace")
 
 
 def _show(root: Path, path: Path) -> str:

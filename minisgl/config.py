@@ -29,8 +29,9 @@ class EngineConfig:
         max_model_len: longest sequence in tokens, answer included; 0 is the model's context.
         policy: order of waiting requests: fcfs (first come, first served) or lpm (longest cached prefix first).
         output_reserve: pages set aside when a request is admitted, as a share of its max_tokens; 1 never preempts.
-        attention: over the pages: torch, or on a CPU cpp, our own that reads them in place; auto is cpp where it runs.
-        kernels: the layers' other ops: torch, or on a CPU cpp, our own for few rows; auto is cpp where it runs.
+        attention: over the pages: torch copies them together; cpp (on a CPU), triton, cuda and flash_attn (on a GPU)
+            read them in place; auto is triton on a GPU and cpp on a CPU, where they run.
+        kernels: the layers' other ops, and sampling: torch; cpp (on a CPU); triton (on a GPU), which fuses them; auto.
         trace: write one JSON event a step to this file.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
         weight_seed: seed of the random weights.
@@ -55,8 +56,8 @@ class EngineConfig:
     max_model_len: int = 0
     policy: Literal["fcfs", "lpm"] = "fcfs"
     output_reserve: float = 0.3
-    attention: Literal["auto", "torch", "cpp"] = "auto"
-    kernels: Literal["auto", "torch", "cpp"] = "auto"
+    attention: Literal["auto", "torch", "cpp", "triton", "cuda", "flash_attn"] = "auto"
+    kernels: Literal["auto", "torch", "cpp", "triton"] = "auto"
     trace: str | None = None
     random_weights: bool = False
     weight_seed: int = 0
@@ -68,6 +69,8 @@ class EngineConfig:
         require(
             self, self.kv_pages == 0 or self.kv_pages > 1, "kv_pages", "0 (automatic) or more than 1: one is a dummy"
         )
+        if self.attention == "flash_attn":
+            require(self, self.page_size % 256 == 0, "page_size", "a multiple of 256 for attention=flash_attn")
         for name in ("memory_fraction", "output_reserve"):
             require(self, 0 <= getattr(self, name) <= 1, name, "between 0 and 1")
 
@@ -91,4 +94,6 @@ _CHAPTERS: dict[int, dict[str, Any]] = {
     3: _STATIC | {"prefix_cache": "none"},
     4: _STATIC,
     5: _TORCH,
+    6: {"attention": "auto", "kernels": "torch"},
+    7: {},
 }

@@ -176,6 +176,18 @@ class AttentionBackend(Protocol):
         ...
 
 
+class InPlaceBackend(AttentionBackend, Protocol):
+    """A backend that reads K and V where they lie, so that storing them may come before and apart."""
+
+    def destination(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where the step's K and V go: keys and values [slots, kv_heads, head_dim], and their slots [T] int64."""
+        ...
+
+    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+        """Attention of q [T, heads, head_dim] over all K and V, this step's included; returns q's shape."""
+        ...
+
+
 @dataclass
 class ForwardBatch:
     """One step as the layers see it: T tokens in a row, and what they attend to."""
@@ -194,3 +206,5 @@ class PagedRows:
     page_table: torch.Tensor  # [B, P] int64; beyond a sequence's pages its row means nothing
     query_lens: list[int]  # tokens of this step, T in sum
     kv_lens: list[int]  # all tokens of each sequence, those of this step included
+    query_starts: torch.Tensor  # [B + 1] int64, where each sequence's tokens start among the T, and T
+    device_kv_lens: torch.Tensor  # [B] int64, kv_lens where the kernels read them

@@ -23,6 +23,7 @@ from minisgl.config import EngineConfig
 from minisgl.core import FinishReason, Request, SamplingParams, TokenLogprobs
 from minisgl.engine.engine import Engine
 from minisgl.engine.serial import SerialEngine
+from minisgl.layers.attention import Attention, FusedAttention
 from minisgl.models.config import ModelConfig
 from minisgl.models.register import build_model
 from minisgl.models.weight import iter_weights, load_weights, random_weights
@@ -113,8 +114,10 @@ class LLM:
         self.device = _device(self.config.device)
         model_config = ModelConfig.from_folder(self.path)
         dtype = _dtype(self.config.dtype, model_config.dtype, self.device)
-        cpp = ops.use_cpp(self.config.kernels, self.device, dtype)
-        self.model = build_model(model_config, ops.cpu if cpp else ops.reference)
+        kernels, attention = (ops.choose(c, self.device, dtype) for c in (self.config.kernels, self.config.attention))
+        in_place = self.config.kv_cache == "paged" and attention in ("triton", "cuda", "flash_attn")
+        layer = FusedAttention if kernels == "triton" and in_place else Attention
+        self.model = build_model(model_config, ops.implementation(kernels), layer)
         if self.config.random_weights:
             random_weights(self.model, self.config.weight_seed, self.device, dtype)
         else:

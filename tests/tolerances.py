@@ -39,3 +39,27 @@ ROPE_ANGLES = Tolerance(
     rtol=0,
     why="those two units, times the few turns that a slowed pair makes within 100,000 positions: 3e-7 apart.",
 )
+FUSED = {
+    torch.float32: Tolerance(atol=1e-6, rtol=2e-6, why="sums of up to 16,384 squares in another order, exp2 of a GPU."),
+    torch.float16: Tolerance(atol=1e-6, rtol=2**-10, why="two roundings of 2⁻¹¹; near 0 the spacing of subnormals."),
+    torch.bfloat16: Tolerance(atol=1e-6, rtol=2**-7, why="two roundings of 2⁻⁸."),
+}
+ROTATED = {
+    torch.float32: Tolerance(atol=1e-5, rtol=0, why="as FUSED, but the two products of a rotation may cancel."),
+    torch.float16: Tolerance(atol=8e-3, rtol=2**-10, why="two roundings of elements up to 7 need not cancel."),
+    torch.bfloat16: Tolerance(atol=6e-2, rtol=2**-7, why="the same with roundings eight times as large."),
+}
+GENERATED = {
+    torch.float32: Tolerance(atol=2e-5, rtol=1e-5, why="sums of 256 products of size 1 in another order."),
+    torch.float16: Tolerance(
+        atol=3e-3,
+        rtol=2**-10,
+        why="each of those products has a factor rounded by 2⁻¹¹: 3e-4 on average, 2e-3 at most.",
+    ),
+    torch.bfloat16: Tolerance(atol=2.4e-2, rtol=2**-7, why="the same with roundings eight times as large."),
+}
+CUDA_DECODE = {
+    torch.float32: Tolerance(atol=1e-5, rtol=1e-5, why="sums of up to 32,768 products in another order, exp2 of a GPU."),
+    torch.float16: Tolerance(atol=1e-5, rtol=2**-10, why="all sums are in fp32: the result is rounded once, by 2⁻¹¹."),
+    torch.bfloat16: Tolerance(atol=1e-5, rtol=2**-8, why="the same with one rounding of 2⁻⁹."),
+}

@@ -71,8 +71,10 @@ class Server:
             page_table=torch.tensor([request.pages + [0] * (width - len(request.pages)) for request in running]),
             query_lens=[len(span) for span in spans],
             kv_lens=[len(request.tokens) for request in running],
+            query_starts=torch.tensor([0, *(len(span) for span in spans)]).cumsum(0),
+            device_kv_lens=torch.tensor([len(request.tokens) for request in running]),
         )
-        last_rows = torch.tensor(rows.query_lens).cumsum(0) - 1
+        last_rows = rows.query_starts[1:] - 1
         positions = torch.tensor([p for span in spans for p in span])
         attention = TorchAttention(self.pool, rows)
         logits = self.model(ForwardBatch(torch.tensor(ids), positions, attention, last_rows))

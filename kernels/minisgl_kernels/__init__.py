@@ -1,25 +1,63 @@
-"""The engine's numerical ops. `reference` holds each in plain torch: the oracle, and what a CPU runs."""
+"""The engine's numerical ops. `reference` holds each in plain torch: the oracle, and what runs everywhere.
+
+Other implementations have the same names and arguments: `cpu` (C++ for a CPU), `triton` and `cuda` (for NVIDIA GPUs,
+imported when they are chosen).
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from minisgl_kernels import cpu, reference
-from minisgl_kernels.reference import apply_rope, attend, causal_attention, rms_norm, sample, silu_and_mul
+from minisgl_kernels.reference import apply_rope, attend, causal_attention, rms_norm, silu_and_mul
 
-__all__ = ["apply_rope", "attend", "causal_attention", "rms_norm", "sample", "silu_and_mul"]
-__all__ += ["cpu", "reference", "use_cpp"]
+__all__ = ["apply_rope", "attend", "causal_attention", "rms_norm", "silu_and_mul"]
+__all__ += ["choose", "cpu", "implementation", "reference", "why_not"]
+
+_MODULES = {"torch": "reference", "cpp": "cpu", "triton": "triton"}
+_AUTO = {"cuda": ("triton", "torch"), "cpu": ("cpp", "torch")}  # the first that runs
+_NEEDS = {"triton": "triton", "cuda": "cuda.core", "flash_attn": "flash_attn"}  # packages
 
 
-def use_cpp(choice: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels of `cpu` are to be used in place of torch's.
+def implementation(name: str) -> Any:
+    """The module of ops of this name: torch, cpp or triton."""
+    return import_module(f"minisgl_kernels.{_MODULES[name]}")
 
-    Args:
-        choice: torch; cpp; auto, which is cpp where it runs.
+
+def choose(choice: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The implementation to use for a choice of torch, cpp, triton, cuda, flash_attn or auto (the best that runs).
 
     Raises:
-        ValueError: cpp cannot be used here, and why.
+        ValueError: it cannot be used here; the message says why and what can.
     """
-    fits = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
-    if choice == "cpp" and not (fits and cpu.available()):
-        reason = cpu.why_unavailable() if fits else "it is for a CPU, in float32 or bfloat16"
-        raise ValueError(f"cpp cannot be used on {device} in {dtype}: {reason}")
-    return choice != "torch" and fits and cpu.available()
+    automatic = next(name for name in _AUTO.get(device.type, ("torch",)) if not why_not(name, device, dtype))
+    if choice == "auto":
+        return automatic
+    if reason := why_not(choice, device, dtype):
+        raise ValueError(f"{choice} cannot be used on {device} in {dtype}: {reason}; {automatic} can")
+    return choice
+
+
+def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Why an implementation cannot be used for tensors of this device and dtype; empty if it can."""
+    if name == "torch":
+        return ""
+    if name == "cpp":
+        fits = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+        return cpu.why_unavailable() if fits else "it is for a CPU, in float32 or bfloat16"
+    if not _installed(_NEEDS[name]):
+        return f"the package {_NEEDS[name].replace('.', '-').replace('_', '-')} is not installed"
+    if name == "flash_attn":
+        fits = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+        return "" if fits else "it is for a GPU, in float16 or bfloat16"
+    reason: str = import_module(f"minisgl_kernels.{name}").why_unavailable(device, dtype)
+    return reason
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False

@@ -19,6 +19,7 @@ class BatchArrays:
         self._tables = np.zeros((max_rows, -(-max_len // page_size)), dtype=np.int64)
         self._requests, self._rows = list[Request](), np.zeros(0, dtype=np.int64)
         self._parts, self._host = list[int](), torch.empty(0, dtype=torch.int64)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def fill(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedRows]:
         """Bring the page tables up to date and lay out the step.
@@ -45,16 +46,23 @@ class BatchArrays:
             row_of, position = np.repeat(rows, counts), np.arange(total) + np.repeat(kv_lens - ends, counts)
 
         width = -(-int(kv_lens.max()) // self.page_size)
-        self._lay_out([total, total, total, num_rows, num_rows * width])
-        to_ids, to_positions, to_slots, to_last_rows, to_tables = self._writable
+        if self._copied:  # nothing else keeps the step before from being still on its way out of this buffer
+            self._copied.synchronize()
+        self._lay_out([total, total, total, num_rows, num_rows + 1, num_rows, num_rows * width])
+        to_ids, to_positions, to_slots, to_last_rows, to_query_starts, to_kv_lens, to_tables = self._writable
         to_ids[:], to_positions[:], to_last_rows[:] = ids, position, ends - 1
+        to_query_starts[0], to_query_starts[1:], to_kv_lens[:] = 0, ends, kv_lens
         to_slots[:] = self._tables[row_of, position // self.page_size] * self.page_size + position % self.page_size
         np.take(self._tables[:, :width], rows, axis=0, out=to_tables.reshape(num_rows, width), mode="clip")
         if self._sent is not self._host:
             self._sent[: sum(self._parts)].copy_(self._host[: sum(self._parts)], non_blocking=True)
+        if self._copied:
+            self._copied.record()
 
-        input_ids, positions, slots, last_rows, tables = self._views
-        paged = PagedRows(slots, tables.view(num_rows, width), batch.num_tokens, kv_lens.tolist())
+        input_ids, positions, slots, last_rows, query_starts, device_kv_lens, tables = self._views
+        paged = PagedRows(
+            slots, tables.view(num_rows, width), batch.num_tokens, kv_lens.tolist(), query_starts, device_kv_lens
+        )
         return input_ids, positions, last_rows, paged
 
     def _lay_out(self, parts: list[int]) -> None:

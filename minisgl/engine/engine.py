@@ -9,8 +9,7 @@ from dataclasses import asdict
 import minisgl_kernels as ops
 import torch
 
-from minisgl.attention.cpp_backend import CppAttention
-from minisgl.attention.torch_backend import TorchAttention
+from minisgl.attention import backend
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, FinishReason, ForwardBatch, Request, WorkCounts
 from minisgl.engine.arrays import BatchArrays
@@ -44,7 +43,8 @@ class Engine:
         cache = CacheManager(self.pages, config.page_size, self.prefix)
         max_len = min(context, self.pages.capacity * config.page_size + 1)  # the last token is never fed back
         self.scheduler = Scheduler(config, cache, max_len, self.work)
-        self.attention = CppAttention if ops.use_cpp(config.attention, model.device, model.dtype) else TorchAttention
+        self.attention = backend(ops.choose(config.attention, model.device, model.dtype))
+        self.ops = ops.implementation(ops.choose(config.kernels, model.device, model.dtype))
         self.arrays = BatchArrays(config.max_running_requests, max_len, config.page_size, model.device)
         self.trace = Trace(config.trace, self.scheduler) if config.trace else None
 

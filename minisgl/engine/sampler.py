@@ -7,32 +7,27 @@ row, step by step.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-import minisgl_kernels as ops
 import numpy as np
 import torch
+from minisgl_kernels import reference
 
 from minisgl.core import Request, TokenLogprobs
 
 
-def sample_rows(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-    """Choose a token for each row of logits [B, vocab]; -1 where they hold NaN.
+def sample_rows(logits: torch.Tensor, requests: Sequence[Request], ops: Any = reference) -> list[int]:
+    """Choose a token for each row of logits [B, vocab] with ops.sample; -1 where they hold NaN.
 
     Requests that want logprobs get them appended.
     """
-    raw = logits.float()
-    logits = adjust(raw, requests)
-    best, tokens = logits.max(dim=-1)
-    drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
-    if drawn:
-        tokens[drawn] = draw(logits if len(drawn) == len(requests) else logits[drawn], [requests[i] for i in drawn])
-    chosen: list[int] = tokens.masked_fill(best.isnan(), -1).tolist()
-    _append_logprobs(raw, requests, chosen)
+    chosen: list[int] = ops.sample(adjust(logits, requests), *_parameters(requests, logits.device)).tolist()
+    _append_logprobs(logits, requests, chosen)
     return chosen
 
 
 def adjust(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-    """Apply penalties, logit_bias and min_tokens to logits [B, vocab], which stay as they are.
+    """Apply penalties, logit_bias and min_tokens to logits [B, vocab], which stay as they are; what changes is fp32.
 
     The repetition penalty divides positive logits and multiplies negative ones (CTRL); all else is added to the logits.
     """
@@ -56,7 +51,7 @@ def adjust(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
             added += [float("-inf")] * len(banned)
     if not (seen_at or added_at):
         return logits
-    logits = logits.clone()
+    logits = logits.to(torch.float32, copy=True)
     if seen_at:
         where = torch.tensor(seen_at, device=logits.device).unbind(1)
         values, by = logits[where], torch.tensor(divisors, device=logits.device)
@@ -67,25 +62,21 @@ def adjust(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     return logits
 
 
-def draw(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-    """Draw a token from each row of logits [B, vocab], whose requests have temperatures above 0; returns ids [B]."""
+def _parameters(requests: Sequence[Request], device: torch.device) -> list[torch.Tensor | None]:
+    """What ops.sample needs to know of each row besides its logits, in one copy to the device.
+
+    Filters that nobody asked for are None.
+    """
     each = [request.params for request in requests]
-    columns = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in each]
-    uniform = uniform_at([request.seed for request in requests], [len(request.tokens) for request in requests])
-    values = torch.cat([torch.tensor(columns), uniform.unsqueeze(1)], dim=1).to(logits.device)  # one copy
-    temperature, top_k, top_p, min_p, uniform = values.unbind(1)
+    packed = np.zeros((5, len(each)), dtype=np.int64)  # three rows of 64 bits, then three of 32 bits in two
+    packed[0], packed[1] = [request.seed for request in requests], [len(request.tokens) for request in requests]
+    packed[2] = [p.top_k for p in each]
+    packed[3:].view(np.float32).reshape(4, -1)[:3] = np.array([(p.temperature, p.top_p, p.min_p) for p in each]).T
+    sent = torch.from_numpy(packed).to(device)
+    seeds, positions, top_k = sent[:3].unbind()
+    temperature, top_p, min_p, _ = sent[3:].view(torch.float32).view(4, -1).unbind()
     filtered = any(p.top_k or p.top_p < 1 or p.min_p for p in each)
-    probs = (logits - logits.max(dim=-1, keepdim=True).values).div_(temperature.unsqueeze(1)).softmax(dim=-1)
-    return ops.sample(probs, uniform, top_k, top_p, min_p) if filtered else ops.sample(probs, uniform)
-
-
-def uniform_at(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
-    """An fp32 number in (0, 1] for each seed and position, counted and not drawn (SplitMix64, Steele et al., 2014)."""
-    x = np.array(seeds, dtype=np.uint64) + np.array(positions, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    x ^= x >> np.uint64(31)
-    return torch.from_numpy(((x >> np.uint64(40)) + np.uint64(1)).astype(np.float32) / 2**24)
+    return [temperature, seeds, positions, *((top_k, top_p, min_p) if filtered else (None, None, None))]
 
 
 def _append_logprobs(logits: torch.Tensor, requests: Sequence[Request], chosen: list[int]) -> None:
@@ -93,7 +84,7 @@ def _append_logprobs(logits: torch.Tensor, requests: Sequence[Request], chosen: 
     asking = [i for i, request in enumerate(requests) if request.params.logprobs is not None and chosen[i] >= 0]
     if not asking:
         return
-    logprobs = logits[asking].log_softmax(dim=-1)
+    logprobs = logits[asking].float().log_softmax(dim=-1)
     most = max(requests[i].params.logprobs or 0 for i in asking)
     values, ids = logprobs.topk(min(most, logits.shape[-1]), dim=-1)
     own = logprobs.gather(1, torch.tensor([[chosen[i]] for i in asking], device=logits.device))

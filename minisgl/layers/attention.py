@@ -1,10 +1,12 @@
 """Grouped-query attention: projections, optional norms of q and k, rotation, and whatever backend attends."""
 
+from typing import Any, cast
+
 import torch
 from minisgl_kernels import reference
 from torch import nn
 
-from minisgl.core import ForwardBatch
+from minisgl.core import ForwardBatch, InPlaceBackend
 from minisgl.layers.linear import Linear, MergedLinear
 from minisgl.layers.norm import RMSNorm
 
@@ -43,9 +45,27 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch) -> torch.Tensor:
         """x [T, hidden], rope the batch's cosines and sines [T, head_dim / 2]; returns [T, hidden]."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [T, heads + 2 · kv_heads, head_dim]
+        return self.o_proj(self._attend(heads, rope, batch).flatten(1))
+
+    def _attend(
+        self, heads: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch
+    ) -> torch.Tensor:  # [T, heads, head_dim]
         qk, v = torch.split(heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat([self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])], dim=1)
         q, k = torch.split(self.ops.apply_rope(qk, *rope), [self.num_heads, self.num_kv_heads], dim=1)
-        attended = batch.attention.forward(q, k, v, self.layer, batch)  # [T, heads, head_dim]
-        return self.o_proj(attended.flatten(1))
+        return batch.attention.forward(q, k, v, self.layer, batch)
+
+
+class FusedAttention(Attention):
+    """The same, with norms, rotation and the store of K and V in one op; the backend must read K and V in place."""
+
+    def _attend(
+        self, heads: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch
+    ) -> torch.Tensor:
+        backend = cast(InPlaceBackend, batch.attention)
+        norms: tuple[Any, Any, float] = (None, None, 0.0)
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        q = self.ops.qk_norm_rope_store(heads, *norms, *rope, *backend.destination(self.layer))
+        return backend.attend(q, self.layer)

@@ -1,7 +1,6 @@
 """The embedding table: a row of hidden_size numbers for each token of the vocabulary."""
 
 import torch
-import torch.nn.functional as F
 from minisgl_kernels import reference
 from torch import nn
 
@@ -16,7 +15,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # [T] → [T, hidden]
-        return F.embedding(input_ids, self.weight)
+        return self.ops.embedding(input_ids, self.weight)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:  # [T, hidden] → [T, vocab]
         return self.ops.linear(hidden, self.weight)

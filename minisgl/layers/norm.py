@@ -17,3 +17,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [..., size]
         return self.ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalise residual + x, both [..., size]; returns (normalised, the sum). Without a residual x is the sum."""
+        return self.ops.add_rms_norm(x, residual, self.weight, self.eps)

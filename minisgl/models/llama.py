@@ -3,6 +3,8 @@
 Module names follow the Hugging Face checkpoint, so that the loader needs no table of renames.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -17,12 +19,12 @@ from minisgl.models.config import ModelConfig
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), where each sum is taken by the norm that reads it next."""
 
-    def __init__(self, config: ModelConfig, layer: int, qk_norm: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: int, qk_norm: bool, attention: type[Attention]) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(
+        self.self_attn = attention(
             layer,
             config.hidden_size,
             config.num_heads,
@@ -34,29 +36,38 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
-    def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, batch)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        batch: ForwardBatch,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take and return what is yet to be added to the residual stream, and the stream: [T, hidden] each."""
+        x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self.post_attention_layernorm.add(self.self_attn(x, rope, batch), residual)
+        return self.mlp(x), residual
 
 
 class Decoder(nn.Module):
     """Embedding, layers and final norm: ids in, hidden states out."""
 
-    def __init__(self, config: ModelConfig, qk_norm: bool) -> None:
+    def __init__(self, config: ModelConfig, qk_norm: bool, attention: type[Attention]) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, i, qk_norm) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, i, qk_norm, attention) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config.head_dim, config.rope)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         x = self.embed_tokens(batch.input_ids)  # [T, hidden]
+        residual: Any = None  # the first layer has nothing to add to
         rope = self.rotary(batch.positions, x.dtype)
         for layer in self.layers:
-            x = layer(x, rope, batch)
-        if batch.output_rows is not None:
-            x = x[batch.output_rows]  # the head is the largest matrix: spare it the rows nobody reads
-        return self.norm(x)
+            x, residual = layer(x, residual, rope, batch)
+        if batch.output_rows is not None:  # the head is the largest matrix: spare it the rows nobody reads
+            x, residual = x[batch.output_rows], residual[batch.output_rows]
+        return self.norm.add(x, residual)[0]
 
 
 class LlamaForCausalLM(nn.Module):
@@ -64,10 +75,10 @@ class LlamaForCausalLM(nn.Module):
 
     qk_norm = False
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, attention: type[Attention] = Attention) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config, self.qk_norm)
+        self.model = Decoder(config, self.qk_norm, attention)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
 
     @property

@@ -48,6 +48,8 @@ def rows_of(step: list[Sequence]) -> PagedRows:
         page_table=torch.tensor([s.pages + [NOWHERE] * (width - len(s.pages)) for s in step]),
         query_lens=[s.new for s in step],
         kv_lens=[s.total for s in step],
+        query_starts=torch.tensor([0, *(s.new for s in step)]).cumsum(0),
+        device_kv_lens=torch.tensor([s.total for s in step]),
     )
 
 

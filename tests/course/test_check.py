@@ -129,6 +129,48 @@ def test_what_a_task_lacks_is_told(first_chapter, edit, name, old, new, message)
     assert not sound
 
 
+SKIP_ONE = ("def test_countdown", "@__import__('pytest').mark.skip(reason='no moon')\ndef test_countdown")
+SKIP_FILE = (
+    "from toy import sums",
+    "import pytest\n\npytest.skip('no moon', allow_module_level=True)\nfrom toy import sums",
+)
+
+
+@pytest.mark.parametrize(("old", "new"), [SKIP_ONE, SKIP_FILE])
+def test_a_task_whose_tests_are_all_skipped_is_not_checked(first_chapter, edit, old, new):
+    edit("tests/ch01_sums/test_rest.py", old, new)
+
+    text, sound = first_chapter()
+
+    assert "final modules pass · mutants: 1 of 2 caught\n" in text
+    assert "stubs: 01.3: its tests were skipped: no moon" in text
+    assert "mutant 2 of 01.3 (Counts to zero) is not caught: its tests were skipped: no moon" in text
+    assert not sound
+
+
+@pytest.mark.parametrize(("old", "new"), [SKIP_ONE, SKIP_FILE])
+def test_skipped_tests_are_no_fault_where_the_machine_lacks_what_the_chapter_runs_on(
+    first_chapter, edit, monkeypatch, old, new
+):
+    edit("chapters/01_sums/chapter.yml", "tier: cpu", "tier: interpreter")
+    edit("tests/ch01_sums/test_rest.py", old, new)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    text, sound = first_chapter()
+
+    assert text.endswith("final modules pass · mutants: 1 of 2 caught, 1 not tried: triton is not installed\n")
+    assert sound
+
+
+def test_a_test_that_does_not_exist_is_named(first_chapter, edit):
+    edit("chapters/01_sums/chapter.yml", "test_rest.py::test_add", "test_rest.py::test_and")
+
+    text, sound = first_chapter()
+
+    assert "final modules: there is no test tests/ch01_sums/test_rest.py::test_and" in text
+    assert not sound
+
+
 def test_runs_work_where_processes_cannot_be_forked(root, monkeypatch):
     monkeypatch.setattr(runs.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
 

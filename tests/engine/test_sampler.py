@@ -15,7 +15,7 @@ from transformers import (
 
 from minisgl.core import Request, SamplingParams
 from minisgl.engine.sample import sampling_probs
-from minisgl.engine.sampler import adjust, sample_rows, uniform_at
+from minisgl.engine.sampler import adjust, sample_rows
 from tests.helpers import request
 
 VOCAB = 37
@@ -116,13 +116,6 @@ def test_a_rows_choice_depends_on_neither_its_place_nor_its_neighbours():
     assert [sample_rows(logits[i : i + 1], [rows[i]])[0] for i in range(8)] == forward
 
 
-def test_the_same_seed_and_position_give_the_same_number_and_others_another():
-    numbers = uniform_at([5, 5, 5, 6], [3, 3, 4, 3])
-
-    assert numbers[0] == numbers[1]
-    assert len(set(numbers.tolist())) == 3
-
-
 def test_a_request_that_was_preempted_goes_on_with_the_same_choices():
     logits = logits_of(1)
     before = sampled(tokens=[1, 2], seed=9)
@@ -134,21 +127,58 @@ def test_a_request_that_was_preempted_goes_on_with_the_same_choices():
     assert sample_rows(logits, [before]) == sample_rows(logits, [resumed])
 
 
-@pytest.mark.parametrize("along", ["seeds", "positions"])
-def test_the_numbers_are_uniform_along_seeds_and_along_positions(along):
-    counting, fixed = list(range(20_000)), [7] * 20_000
-    numbers = uniform_at(*((counting, fixed) if along == "seeds" else (fixed, counting)))
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+def test_every_seed_and_position_draws_anew(seed):
+    rows = [sampled(tokens=[1] * n, seed=seed) for n in range(1, 65)]
 
-    assert numbers.min() > 0
-    assert numbers.max() <= 1
-    cells = numbers.mul(20).ceil().long().bincount(minlength=21)[1:].double()
-    assert ((cells - 1000) ** 2 / 1000).sum() < 19 + 5 * math.sqrt(2 * 19)
-    pairs = torch.stack([numbers[:-1], numbers[1:]])
-    assert abs(torch.corrcoef(pairs)[0, 1]) < 0.03  # four deviations
+    assert len(set(sample_rows(torch.zeros(64, 10_000), rows))) > 60  # two of 64 meet in one case of five
 
 
-def test_the_largest_seed_is_one_like_another():
-    assert 0 < uniform_at([2**63 - 1], [10**6])[0] <= 1
+# What the op is given
+
+
+class Recorder:
+    """An ops module that keeps what `sample` is called with."""
+
+    def __init__(self):
+        self.calls = []
+
+    def sample(self, logits, *parameters):
+        self.calls.append((logits, *parameters))
+        return torch.zeros(len(logits), dtype=torch.int64)
+
+
+def test_all_rows_go_to_the_op_in_one_call_with_their_parameters():
+    ops, seeds = Recorder(), [2**63 - 1, 0, 7]
+    each = [{"temperature": 0.0}, {"top_k": 5, "top_p": 0.9}, {"temperature": 0.7, "min_p": 0.1}]
+    rows = [sampled(i, tokens=[1] * (i + 1), seed=seeds[i], **params) for i, params in enumerate(each)]
+    sample_rows(logits_of(3), rows, ops)
+
+    [[_, temperature, seed, position, top_k, top_p, min_p]] = ops.calls
+    assert (seed.tolist(), position.tolist(), top_k.tolist()) == (seeds, [1, 2, 3], [0, 5, 0])
+    floats = torch.tensor([[0.0, 1.0, 0.7], [1.0, 0.9, 1.0], [0.0, 0.0, 0.1]])
+    assert torch.equal(torch.stack([temperature, top_p, min_p]), floats)
+
+
+def test_filters_that_no_row_asks_for_are_left_out():
+    ops = Recorder()
+    sample_rows(logits_of(2), [sampled(0), sampled(1, temperature=0.0)], ops)
+
+    assert ops.calls[0][4:] == (None, None, None)
+
+
+def test_logits_that_no_row_adjusts_reach_the_op_as_they_are():
+    ops, logits = Recorder(), logits_of(2).bfloat16()
+    sample_rows(logits, [sampled(0, top_p=0.5), sampled(1, logprobs=1)], ops)
+
+    assert ops.calls[0][0] is logits
+
+
+def test_an_adjustment_of_16_bit_logits_is_in_32_bits():
+    logits = torch.full((1, VOCAB), 100.0).bfloat16()
+    adjusted = adjust(logits, [sampled(logit_bias={3: 0.125})])
+
+    assert adjusted[0, 3].item() == 100.125
 
 
 # Penalties and biases

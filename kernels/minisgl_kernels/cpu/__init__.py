@@ -16,9 +16,10 @@ import torch.nn.functional as F
 
 from minisgl_kernels import reference
 from minisgl_kernels.cpu.build import BuildError, build_library
+from minisgl_kernels.reference import embedding, sample
 
 __all__ = ["apply_rope", "available", "linear", "max_rows", "paged_attention", "rms_norm", "silu_and_mul"]
-__all__ += ["why_unavailable"]
+__all__ += ["add_rms_norm", "embedding", "sample", "why_unavailable"]
 
 _PAIRS = {  # dtypes of the input, and of the weights or the KV cache
     (torch.float32, torch.float32): "f32_f32",
@@ -148,6 +149,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty_like(x)
     kernel(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], eps)
     return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See reference.add_rms_norm."""
+    total = x if residual is None else residual + x
+    return rms_norm(total, weight, eps), total
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

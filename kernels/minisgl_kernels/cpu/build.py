@@ -1,4 +1,4 @@
-"""Compiles kernels.cpp for this machine at first use, and keeps the result.
+"""Compiles kernels.cpp, or another source, for this machine at first use, and keeps the result.
 
 Knows nothing of what the kernels compute. The library's name is a hash of all that it was made from: a changed source,
 compiler or processor has another name. It is written beside its place and renamed, so two processes may build at once.
@@ -27,25 +27,30 @@ class BuildError(Exception):
     """The kernels cannot be compiled here. The message says why and what to do."""
 
 
-def build_library(extra_flags: tuple[str, ...] = ()) -> Path:
+def build_library(extra_flags: tuple[str, ...] = (), source: Path | None = None) -> Path:
     """The shared library, compiled unless an equal one is kept.
+
+    Args:
+        extra_flags: of the compiler, after FLAGS.
+        source: compiled in place of kernels.cpp; it names the library.
 
     Raises:
         BuildError: there is no compiler, it failed, or the folder cannot be written.
     """
     compiler = find_compiler()
-    folder = cache_folder()
+    folder, name = cache_folder(), source.stem if source else "cpu"
+    source = source or SOURCE
     errors = ""
     for native in NATIVE:
         command = [*compiler, *FLAGS, *filter(None, [native]), *extra_flags]
-        library = folder / f"cpu-{_fingerprint(command)}.so"
+        library = folder / f"{name}-{_fingerprint(command, source)}.so"
         if library.exists():
             return library
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as temporary:
                 output = Path(temporary) / library.name
-                done = subprocess.run([*command, str(SOURCE), "-o", str(output)], capture_output=True, text=True)
+                done = subprocess.run([*command, str(source), "-o", str(output)], capture_output=True, text=True)
                 if done.returncode == 0:
                     output.replace(library)
                     return library
@@ -74,9 +79,9 @@ def find_compiler() -> list[str]:
     raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}): install one, such as Debian's g++, or set CXX")
 
 
-def _fingerprint(command: list[str]) -> str:
+def _fingerprint(command: list[str], source: Path) -> str:
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True).stdout
-    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+    sources = [source, *sorted(source.parent.glob("*.h"))]
     machine = [platform.platform(), platform.processor(), _cpu_facts()]
     parts = [*(path.read_text() for path in sources), shlex.join(command), version, *machine]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

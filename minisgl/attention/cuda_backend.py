@@ -1,0 +1,19 @@
+"""Attention over pages in CUDA C++ for sequences that compute one token; chunks of prompts are Triton's."""
+
+import torch
+from minisgl_kernels import cuda, triton
+
+from minisgl.attention.in_place import InPlaceAttention
+
+
+class CudaAttention(InPlaceAttention):
+    """One step's attention. See torch_backend.TorchAttention, whose results it gives."""
+
+    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+        """See InPlaceAttention.attend."""
+        paged, scale = self.paged(layer), q.shape[-1] ** -0.5
+        most = max(self.rows.query_lens)
+        if most == 1:
+            return cuda.paged_decode(q, *paged, scale)
+        out = triton.flash_attention(q, *paged, scale, max_queries=most)
+        return cuda.paged_decode(q, *paged, scale, out=out)  # the rows that flash_attention left out
