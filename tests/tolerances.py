@@ -63,3 +63,13 @@ CUDA_DECODE = {
     torch.float16: Tolerance(atol=1e-5, rtol=2**-10, why="all sums are in fp32: the result is rounded once, by 2⁻¹¹."),
     torch.bfloat16: Tolerance(atol=1e-5, rtol=2**-8, why="the same with one rounding of 2⁻⁹."),
 }
+SAMPLE_NOISE = Tolerance(
+    atol=1e-5,
+    rtol=1e-6,
+    why="two logarithms in fp32; that of a number near 1 is small, and its relative rounding becomes an absolute one.",
+)
+SAMPLE_SCORES = Tolerance(
+    atol=1e-5,
+    rtol=0,
+    why="fp32; a sum of 2,048 terms: 5e-7 apart in powers of two. In 16 bits the sum is 1e-3 off.",
+)

@@ -224,13 +224,14 @@ def _draw(
     weights = logits.sub(best.unsqueeze(1)).mul_(scale).exp2_()  # [B, vocab], relative to the most probable
     if top_k is not None and top_p is not None and min_p is not None:
         weights.masked_fill_(_filtered_out(logits, scale, top_k, top_p, min_p), 0)
-    if short := -vocab % SAMPLE_BLOCK:
+    width = min(SAMPLE_BLOCK, vocab)
+    if short := -vocab % width:
         weights = F.pad(weights, (0, short))
-    blocks = weights.unflatten(1, (-1, SAMPLE_BLOCK))
+    blocks = weights.reshape(len(weights), -1, width)
     numbers = torch.arange(blocks.shape[1], device=logits.device).unsqueeze(0)  # [1, blocks]
     noisy = blocks.sum(dim=-1).log2() + gumbel_noise(seeds, positions, -1 - numbers)  # [B, blocks]
     block = noisy.argmax(dim=-1, keepdim=True)  # [B, 1]
-    tokens = block * SAMPLE_BLOCK + torch.arange(SAMPLE_BLOCK, device=logits.device)  # [B, SAMPLE_BLOCK]
+    tokens = block * width + torch.arange(width, device=logits.device)  # [B, width]
     noisy = weights.gather(1, tokens).log2() + gumbel_noise(seeds, positions, tokens)
     return tokens.gather(1, noisy.argmax(dim=-1, keepdim=True)).squeeze(1)
 

@@ -12,8 +12,6 @@ class CudaAttention(InPlaceAttention):
     def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
         """See InPlaceAttention.attend."""
         paged, scale = self.paged(layer), q.shape[-1] ** -0.5
-        most = max(self.rows.query_lens)
-        if most == 1:
-            return cuda.paged_decode(q, *paged, scale)
-        out = triton.flash_attention(q, *paged, scale, max_queries=most)
+        chunks = max(self.rows.query_lens) > 1
+        out = triton.flash_attention(q, *paged, scale) if chunks else None
         return cuda.paged_decode(q, *paged, scale, out=out)  # the rows that flash_attention left out

@@ -11,5 +11,5 @@ class TritonAttention(InPlaceAttention):
 
     def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
         """See InPlaceAttention.attend."""
-        most = max(self.rows.query_lens)
-        return triton.paged_attention(q, *self.paged(layer), q.shape[-1] ** -0.5, max_queries=most)
+        longest = max(self.rows.query_lens)
+        return triton.paged_attention(q, *self.paged(layer), q.shape[-1] ** -0.5, max_queries=longest)

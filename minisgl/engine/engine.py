@@ -99,7 +99,9 @@ class Engine:
         self.work.tokens_computed += len(input_ids)
         tokens = [-1] * len(batch.requests)
         if complete:
-            for i, token in zip(complete, sample_rows(logits, [batch.requests[i] for i in complete]), strict=True):
+            for i, token in zip(
+                complete, sample_rows(logits, [batch.requests[i] for i in complete], self.ops), strict=True
+            ):
                 tokens[i] = token
         return tokens
 

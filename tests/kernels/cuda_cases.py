@@ -51,8 +51,8 @@ class Paged:
             self.rows.append(own[positions // page_size] * page_size + positions % page_size)
             self.keys[self.rows[i]] = random(lens[i], kv_heads, head_dim)
             self.values[self.rows[i]] = random(lens[i], kv_heads, head_dim)
-        heads = kv_heads * group
-        self.q = random(sum(self.queries), heads * head_dim + pad)[:, : heads * head_dim].unflatten(1, (heads, head_dim))
+        wide = random(sum(self.queries), group * width + pad)
+        self.q = wide[:, : group * width].unflatten(1, (-1, head_dim))
         self.kv_lens = torch.tensor(lens, device=device)
         self.query_starts = torch.tensor([0, *itertools.accumulate(self.queries)], device=device)
 
@@ -77,6 +77,14 @@ class Paged:
             weights = (torch.einsum("kgd,skd->kgs", grouped, k) * self.scale).softmax(-1)
             out[row] = torch.einsum("kgs,skd->kgd", weights, v).flatten(0, 1)
         return out
+
+    def check(self, decode, window=0, **options):
+        """Fail unless `decode` gives the answer, and writes no row of a sequence with other than one query."""
+        from tests.tolerances import CUDA_DECODE  # not needed in a script
+
+        actual, expected = self.run(decode, window, **options).double(), self.expected(window)
+        assert torch.equal(actual.isnan(), expected.isnan())
+        CUDA_DECODE[self.q.dtype].check(actual.nan_to_num(), expected.nan_to_num())
 
     def error(self, decode, window=0, **options):
         """The largest difference from the answer, NaN if one is where the other is not."""
@@ -105,7 +113,7 @@ def main() -> int:
             error = paged.error(paged_decode, window, step=step, num_splits=num_splits)
             limit = 2e-2 if dtype == torch.bfloat16 else 2e-3
             worst = max(worst, error / limit if error == error else 1e9)
-            print(f"step {step}, {num_splits or 'chosen'} splits, {dtype}, head_dim {head_dim}, group {group}: {error:.1e}")
+            print(f"step {step}, splits {num_splits}, {dtype}, head_dim {head_dim}, group {group}: {error:.1e}")
     torch.cuda.synchronize()
     return 0 if worst <= 1 else 1
 

@@ -9,7 +9,6 @@ from minisgl_kernels.cpu.build import BuildError, find_compiler
 from minisgl_kernels.cuda.build import source_path
 
 from tests.kernels.cuda_cases import Paged
-from tests.tolerances import CUDA_DECODE
 
 STEPS = list(cuda.STEPS)
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -34,8 +33,7 @@ def device():
 
 
 def check(paged, window=0, **options):
-    out = paged.run(cuda.paged_decode, window, **options)
-    CUDA_DECODE[out.dtype].check(out.double(), paged.expected(window))
+    paged.check(cuda.paged_decode, window, **options)
 
 
 @pytest.mark.parametrize(("dtype", "head_dim", "group"), SHAPES, ids=lambda value: str(value).removeprefix("torch."))
@@ -115,11 +113,14 @@ def int64(*values):
         ({"step": 7}, "the ladder has 1 to 6"),
         ({"q": torch.zeros(1, 2, 64).double()}, "float64.*--attention triton or torch"),
         ({"values": torch.zeros(4, 1, 64).half()}, "all in one of"),
-        ({"q": torch.zeros(1, 2, 32)}, "differ"),
+        ({"q": torch.zeros(1, 2, 32)}, "do not fit"),
         ({"q": torch.zeros(1, 17, 64)}, "17 query heads share a KV head: at most 16, or use --attention"),
         ({name: torch.zeros(4, 1, 264) for name in ("q", "keys", "values")}, "head_dim is 264.*--attention"),
         ({name: torch.zeros(4, 1, 60) for name in ("q", "keys", "values")}, "head_dim is 60"),
-        ({"keys": torch.zeros(4, 1, 66)[..., :64]}, "keys must be contiguous in head_dim, with rows at multiples of 16"),
+        (
+            {"keys": torch.zeros(4, 1, 66)[..., :64]},
+            "keys must be contiguous in head_dim, with rows at multiples of 16",
+        ),
         ({"keys": torch.zeros(4, 64, 1).transpose(1, 2).contiguous().as_strided((4, 1, 64), (1, 64, 4))}, "keys must"),
         ({"kv_lens": int64(1, 2)}, "2 kv_lens"),
         ({"kv_lens": torch.ones(1, dtype=torch.int32)}, "int64"),
@@ -151,19 +152,20 @@ def test_the_backend_says_where_it_does_not_run():
 
 # ---- What the emulator finds: each of these is a plausible mistake.
 
-BARRIER, WAIT, REDUCE = "        __syncthreads();\n", "wait_for_copies<1>();", "return value;\n}\n\n// Their"
-MISTAKES = [
-    (2, "decode_2_tiles.cu", BARRIER + "\n        for", "\n        for", "scores of a tile that is not there yet"),
-    (2, "decode_2_tiles.cu", BARRIER + "    }", "    }", "a tile overwritten while others read it"),
-    (5, "decode_5_async.cu", WAIT + "\n        __syncthreads();", WAIT, "a tile whose copies others have not seen land"),
-    (5, "decode_5_async.cu", BARRIER + "        buffer =", "        buffer =", "a buffer refilled while others read it"),
-    (5, "decode_5_async.cu", "        " + WAIT, "", "a tile that has not landed"),
-    (5, "decode_5_async.cu", WAIT, "wait_for_copies<2>();", "a wait for one group too few"),
-    (6, "decode_6_split.cu", "wait_for_copies<STAGES - 1>();", "", "a tile that has not landed"),
-    (6, "decode_6_split.cu", "fast_exp2(a.lse[at + s] - top[0])", "1.0f", "splits that all weigh the same"),
+BARRIER, WAIT = "        __syncthreads();\n", "wait_for_copies<1>();"
+TILES, ASYNC, SPLIT = "decode_2_tiles.cu", "decode_5_async.cu", "decode_6_split.cu"
+MISTAKES = [  # step, source, what stands there, what stands there by mistake, what happens then
+    (2, TILES, BARRIER + "\n        for", "\n        for", "scores of a tile that is not there yet"),
+    (2, TILES, BARRIER + "    }", "    }", "a tile overwritten while others read it"),
+    (5, ASYNC, WAIT + "\n        __syncthreads();", WAIT, "copies that the others do not see"),
+    (5, ASYNC, BARRIER + "        buffer =", "        buffer =", "a buffer refilled while others read it"),
+    (5, ASYNC, "        " + WAIT, "", "a tile that has not landed"),
+    (5, ASYNC, WAIT, "wait_for_copies<2>();", "a wait for one group too few"),
+    (6, SPLIT, "wait_for_copies<STAGES - 1>();", "", "a warp's tile that has not landed"),
+    (6, SPLIT, "fast_exp2(a.lse[at + s] - top[0])", "1.0f", "splits that all weigh the same"),
     (3, "warp.cuh", "bit = LANES / 2", "bit = LANES / 4", "a sum over half of the lanes"),
     (6, "rows.cuh", "lane.acc[g][e] *= correction", "lane.acc[g][e] *= 1.0f", "sums that refer to an old maximum"),
-    (4, "decode.cuh", "fast_exp2(shared.top[w][h] - highest);\n            c", "1.0f;\n            c", "warps unweighed"),
+    (4, "decode.cuh", "[d] * fast_exp2(shared.top[w][h] - highest)", "[d]", "warps that all weigh the same"),
 ]
 
 
@@ -198,7 +200,7 @@ def test_lanes_that_wait_in_different_places_are_an_error(tmp_path, monkeypatch,
     )
     monkeypatch.setenv("MINISGL_CUDA_SOURCES", f"decode_3_warps.cu={tmp_path / 'wrong.cu'}")
 
-    with pytest.raises(RuntimeError, match="decode_3_warps.cu: lanes of one warp wait in different places"):
+    with pytest.raises(RuntimeError, match="lanes of one warp wait in different places"):
         Paged([40], F32, device=device).run(cuda.paged_decode, step=3)
 
 

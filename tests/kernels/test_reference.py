@@ -59,7 +59,7 @@ def test_draws_from_several_blocks_follow_the_softmax():
     logits = torch.full((5001,), -torch.inf)
     logits[places] = torch.tensor([0.0, 1.0, -0.5, 0.3, 2.0, -0.2, 1.2])
     ids = torch.cat(
-        [draw(logits.expand(500, -1), seeds=9, positions=torch.arange(i, i + 500)) for i in range(0, DRAWS, 500)]
+        [draw(logits.expand(500, -1), seeds=9, positions=torch.arange(i, i + 500)) for i in range(0, 5000, 500)]
     )
 
     assert deviation(torch.searchsorted(places, ids), logits[places].softmax(0)) < 5

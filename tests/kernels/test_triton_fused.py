@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from minisgl_kernels import reference
-from minisgl_kernels.triton import activation, embedding, norm, qkv, why_unavailable
+from minisgl_kernels import triton as ops
 
 from tests.tolerances import FUSED, ROTATED
 
@@ -20,7 +20,7 @@ FP16 = torch.float16
 
 @pytest.fixture(params=[torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
 def dtype(request):
-    if reason := why_unavailable(DEVICE, request.param):
+    if reason := ops.why_unavailable(DEVICE, request.param):
         pytest.skip(reason)
     return request.param
 
@@ -80,7 +80,7 @@ def check_attention_inputs(arguments, heads, kv_heads):
     x, q_weight, k_weight, _, cos, sin, keys, values, slots = arguments
     dtype = x.dtype
 
-    q_out = qkv.qk_norm_rope_store(*arguments)
+    q_out = ops.qk_norm_rope_store(*arguments)
 
     q, k, v = x.split([heads, kv_heads, kv_heads], dim=1)
     if q_weight is not None:
@@ -101,7 +101,7 @@ def test_add_rms_norm_gives_the_rounded_sum_and_its_norm(tokens, hidden, dtype):
     x, residual = rows_apart(random(tokens, hidden, dtype=dtype)), random(tokens, hidden, dtype=dtype, seed=1)
     weight = random(hidden, dtype=dtype, seed=2)
 
-    normed, total = norm.add_rms_norm(x, residual, weight, EPS)
+    normed, total = ops.add_rms_norm(x, residual, weight, EPS)
 
     assert torch.equal(total, residual + x)
     FUSED[dtype].check(normed.double(), exact_norm(total, weight))
@@ -112,7 +112,7 @@ def test_add_rms_norm_leaves_its_inputs_as_they_are(dtype):
     x, residual = random(5, 96, dtype=dtype), random(5, 96, dtype=dtype, seed=1)
     before = x.clone(), residual.clone()
 
-    norm.add_rms_norm(x, residual, random(96, dtype=dtype, seed=2), EPS)
+    ops.add_rms_norm(x, residual, random(96, dtype=dtype, seed=2), EPS)
 
     assert torch.equal(x, before[0])
     assert torch.equal(residual, before[1])
@@ -121,7 +121,7 @@ def test_add_rms_norm_leaves_its_inputs_as_they_are(dtype):
 def test_without_a_residual_the_input_itself_is_the_sum(dtype):
     x, weight = random(3, 40, dtype=dtype), random(40, dtype=dtype, seed=1)
 
-    normed, total = norm.add_rms_norm(x, None, weight, EPS)
+    normed, total = ops.add_rms_norm(x, None, weight, EPS)
 
     assert total is x
     FUSED[dtype].check(normed.double(), exact_norm(x, weight))
@@ -130,21 +130,21 @@ def test_without_a_residual_the_input_itself_is_the_sum(dtype):
 def test_a_row_of_large_numbers_does_not_overflow_the_sum_of_squares(dtype):
     x, weight = 300 * random(2, 576, dtype=dtype), random(576, dtype=dtype, seed=1)  # squares reach 10⁶
 
-    FUSED[dtype].check(norm.rms_norm(x, weight, EPS).double(), exact_norm(x, weight))
+    FUSED[dtype].check(ops.rms_norm(x, weight, EPS).double(), exact_norm(x, weight))
 
 
 @pytest.mark.parametrize("shape", [(9,), (3, 50), (4, 5, 64), (2, 3, 4, 16)], ids=str)
 def test_rms_norm_normalises_the_last_dimension_of_any_shape(shape, dtype):
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=1)
 
-    FUSED[dtype].check(norm.rms_norm(x, weight, EPS).double(), exact_norm(x, weight))
+    FUSED[dtype].check(ops.rms_norm(x, weight, EPS).double(), exact_norm(x, weight))
 
 
 def test_rms_norm_reads_the_heads_of_a_larger_tensor_in_place(dtype):
     heads = rows_apart(random(5, 7, 64, dtype=dtype))[:, 2:5]
     weight = random(64, dtype=dtype, seed=1)
 
-    FUSED[dtype].check(norm.rms_norm(heads, weight, EPS).double(), exact_norm(heads, weight))
+    FUSED[dtype].check(ops.rms_norm(heads, weight, EPS).double(), exact_norm(heads, weight))
 
 
 @pytest.mark.parametrize("width", [1, 33, 1024, 1536, 2100])
@@ -153,7 +153,7 @@ def test_silu_and_mul_gates_with_the_first_half_and_multiplies_the_second(tokens
     gate_up = rows_apart(3 * random(tokens, 2 * width, dtype=dtype))
     gate, up = gate_up.double().chunk(2, dim=-1)
 
-    out = activation.silu_and_mul(gate_up)
+    out = ops.silu_and_mul(gate_up)
 
     assert out.dtype == dtype
     FUSED[dtype].check(out.double(), gate / (1 + (-gate).exp()) * up)
@@ -164,7 +164,7 @@ def test_silu_of_large_numbers_is_finite(dtype):
     gate = torch.tensor([[-1000.0, -90.0, 90.0, 1000.0]], device=DEVICE)
     gate_up = torch.cat([gate, torch.ones_like(gate)], dim=1).to(dtype)
 
-    FUSED[dtype].check(activation.silu_and_mul(gate_up).double(), gate_up.double()[:, :4].relu())
+    FUSED[dtype].check(ops.silu_and_mul(gate_up).double(), gate_up.double()[:, :4].relu())
 
 
 @pytest.mark.parametrize("hidden", [1, 40, 576, 5000])
@@ -172,14 +172,14 @@ def test_embedding_copies_the_rows_that_the_ids_name(hidden, dtype):
     weight = random(31, hidden, dtype=dtype)
     ids = torch.tensor([30, 0, 7, 7, 12], device=DEVICE)
 
-    assert torch.equal(embedding.embedding(ids, weight), weight[ids])
+    assert torch.equal(ops.embedding(ids, weight), weight[ids])
 
 
 def test_an_id_outside_the_table_gives_nan_and_reads_nothing_else():
     ids = torch.tensor([-1, 3, 4], device=DEVICE)
     weight = random(4, 24)
 
-    out = embedding.embedding(ids, weight)
+    out = ops.embedding(ids, weight)
 
     assert out[[0, 2]].isnan().all()
     assert torch.equal(out[1], weight[3])
@@ -191,7 +191,7 @@ def test_apply_rope_rotates_each_head_by_its_tokens_angles(part, head_dim, dtype
     x = rows_apart(random(5, 6, head_dim, dtype=dtype))[:, part]
     cos, sin = angles(5, head_dim, dtype)
 
-    ROTATED[dtype].check(qkv.apply_rope(x, cos, sin).double(), exact_rope(x, cos, sin))
+    ROTATED[dtype].check(ops.apply_rope(x, cos, sin).double(), exact_rope(x, cos, sin))
 
 
 @pytest.mark.parametrize("weights", [True, False], ids=["norms", "no norms"])
@@ -208,7 +208,7 @@ def test_qk_norm_rope_store_leaves_its_inputs_as_they_are(dtype):
     inputs = [arguments[i] for i in (0, 1, 2, 4, 5, 8)]  # all but eps, keys and values
     before = [tensor.clone() for tensor in inputs]
 
-    qkv.qk_norm_rope_store(*arguments)
+    ops.qk_norm_rope_store(*arguments)
 
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, before, strict=True))
 
@@ -218,7 +218,7 @@ def test_v_keeps_infinities_and_the_sign_of_zero(dtype):
     arguments = attention_inputs(2, 2, 1, 16, dtype)
     arguments[0][:, 3, :4] = torch.tensor([torch.inf, -torch.inf, -0.0, 0.0])
 
-    qkv.qk_norm_rope_store(*arguments)
+    ops.qk_norm_rope_store(*arguments)
 
     stored = arguments[7][arguments[8]]
     assert torch.equal(stored, arguments[0][:, 3:])
@@ -229,26 +229,24 @@ def test_v_keeps_infinities_and_the_sign_of_zero(dtype):
 def test_no_tokens_are_no_work(tokens):
     x, weight = random(tokens, 32), random(32, seed=1)
 
-    assert norm.add_rms_norm(x, x, weight, EPS)[0].shape == (tokens, 32)
-    assert activation.silu_and_mul(x).shape == (tokens, 16)
-    assert (
-        embedding.embedding(torch.zeros(tokens, dtype=torch.int64, device=DEVICE), x.new_ones(3, 32)).shape == x.shape
-    )
-    assert qkv.qk_norm_rope_store(*attention_inputs(tokens, 4, 2, 16, FP16)).shape == (tokens, 4, 16)
+    assert ops.add_rms_norm(x, x, weight, EPS)[0].shape == (tokens, 32)
+    assert ops.silu_and_mul(x).shape == (tokens, 16)
+    assert ops.embedding(torch.zeros(tokens, dtype=torch.int64, device=DEVICE), x.new_ones(3, 32)).shape == x.shape
+    assert ops.qk_norm_rope_store(*attention_inputs(tokens, 4, 2, 16, FP16)).shape == (tokens, 4, 16)
 
 
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda x: norm.rms_norm(x.double(), x[0].double(), EPS), "float32, float16 and bfloat16"),
-        (lambda x: norm.rms_norm(x, x[0].float(), EPS), "float16 on .* beside torch.float32"),
-        (lambda x: norm.add_rms_norm(x, x[:3], x[0], EPS), r"x is \[6, 6\] and the residual \[3, 6\]"),
-        (lambda x: norm.add_rms_norm(x, x.T, x[0], EPS), "the last dimension has stride 6"),
-        (lambda x: activation.silu_and_mul(x[:, :5]), "5 columns do not halve"),
-        (lambda x: activation.silu_and_mul(x.T), "the last dimension has stride 6"),
-        (lambda x: embedding.embedding(x[0].int(), x), "not .T. int64"),
-        (lambda x: qkv.apply_rope(x.view(6, 2, 3), x[:, :1], x[:, :1]), "are not both"),
-        (lambda x: qkv.apply_rope(x.view(6, 1, 6), x[:, :2], x[:, :2]), "are not both"),
+        (lambda x: ops.rms_norm(x.double(), x[0].double(), EPS), "float32, float16 and bfloat16"),
+        (lambda x: ops.rms_norm(x, x[0].float(), EPS), "float16 on .* beside torch.float32"),
+        (lambda x: ops.add_rms_norm(x, x[:3], x[0], EPS), r"x is \[6, 6\] and the residual \[3, 6\]"),
+        (lambda x: ops.add_rms_norm(x, x.T, x[0], EPS), "the last dimension has stride 6"),
+        (lambda x: ops.silu_and_mul(x[:, :5]), "5 columns do not halve"),
+        (lambda x: ops.silu_and_mul(x.T), "the last dimension has stride 6"),
+        (lambda x: ops.embedding(x[0].int(), x), "not .T. int64"),
+        (lambda x: ops.apply_rope(x.view(6, 2, 3), x[:, :1], x[:, :1]), "are not both"),
+        (lambda x: ops.apply_rope(x.view(6, 1, 6), x[:, :2], x[:, :2]), "are not both"),
     ],
 )
 def test_what_the_kernels_do_not_know_is_refused_with_the_fallback(call, reason):
@@ -273,7 +271,7 @@ def test_a_store_that_does_not_fit_is_refused_with_the_fallback(place, argument,
     arguments[place] = argument()
 
     with pytest.raises(ValueError, match=f"{reason}.*use --kernels torch"):
-        qkv.qk_norm_rope_store(*arguments)
+        ops.qk_norm_rope_store(*arguments)
 
 
 @pytest.mark.gpu
@@ -308,7 +306,7 @@ def test_a_slot_beyond_two_to_the_31_elements_is_written_where_it_lies():
     slots = arguments[-1].copy_(torch.tensor([num_slots - 1, 1, num_slots - 40]))
     keys, values = arguments[6:8]
 
-    q = qkv.qk_norm_rope_store(*arguments)
+    q = ops.qk_norm_rope_store(*arguments)
 
     assert q.isfinite().all()
     assert keys[slots].isfinite().all()
@@ -324,11 +322,11 @@ def test_all_ops_can_be_captured_in_a_graph_and_replayed_on_new_inputs():
 
     def step():
         return (
-            *norm.add_rms_norm(x, residual, weight, EPS),
-            activation.silu_and_mul(x),
-            embedding.embedding(ids, table),
-            qkv.qk_norm_rope_store(*arguments),
-            qkv.apply_rope(arguments[0], *arguments[4:6]),
+            *ops.add_rms_norm(x, residual, weight, EPS),
+            ops.silu_and_mul(x),
+            ops.embedding(ids, table),
+            ops.qk_norm_rope_store(*arguments),
+            ops.apply_rope(arguments[0], *arguments[4:6]),
         )
 
     step()  # compiles

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from minisgl_kernels.cuda import driver, emulator
+from minisgl_kernels.cuda import build, driver, emulator
 
 __all__ = ["STEPS", "paged_decode", "why_unavailable"]
 
@@ -36,15 +36,13 @@ def why_unavailable(device: torch.device, dtype: torch.dtype) -> str:
         return f"no CUDA attention in {dtype}; {_FALLBACK}"
     if device.type != "cuda":
         return f"it is for an NVIDIA GPU, and this is {device}; {_FALLBACK}"
-    capability = torch.cuda.get_device_capability(device)
+    gpu, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
     if capability < (7, 5):
-        return f"it needs compute capability 7.5, and {torch.cuda.get_device_name(device)} has {capability}; {_FALLBACK}"
+        return f"it needs compute capability 7.5, and {gpu} has {capability}; {_FALLBACK}"
     if capability < (8, 0) and dtype == torch.bfloat16:
-        return f"{torch.cuda.get_device_name(device)} has no bfloat16: use float16"
+        return f"{gpu} has no bfloat16: use float16"
     try:
-        from minisgl_kernels.cuda.build import nvrtc_version
-
-        nvrtc_version()
+        build.nvrtc_version()
     except (ImportError, RuntimeError) as error:
         return f"cuda-core with NVRTC is not installed ({error}): pip install '.[gpu]', or {_FALLBACK}"
     return ""
@@ -163,9 +161,10 @@ def _check(
     if q.dtype not in DTYPES or not q.dtype == keys.dtype == values.dtype == out.dtype:
         dtypes = ", ".join(str(t.dtype) for t in (q, keys, values, out))
         raise ValueError(f"q, K, V and out are {dtypes}: all in one of float32, float16, bfloat16, or {_FALLBACK}")
-    (tokens, heads, head_dim), (slots, kv_heads, key_dim) = q.shape, keys.shape
+    (_, heads, head_dim), (slots, kv_heads, key_dim) = q.shape, keys.shape
     if key_dim != head_dim or heads % kv_heads or values.shape != keys.shape or out.shape != q.shape:
-        raise ValueError(f"q {list(q.shape)}, K {list(keys.shape)}, V {list(values.shape)}, out {list(out.shape)} differ")
+        shapes = ", ".join(str(list(t.shape)) for t in (q, keys, values, out))
+        raise ValueError(f"the shapes of q, K, V and out do not fit: {shapes}")
     if head_dim % 8 or not 8 <= head_dim <= 256:
         raise ValueError(f"head_dim is {head_dim}: a multiple of 8 up to 256, or {_FALLBACK}")
     if heads // kv_heads > 16:

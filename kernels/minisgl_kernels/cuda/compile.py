@@ -57,7 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
                     failed += 1
                     print(error, file=sys.stderr, flush=True)
                     continue
-                needs = [f"{kernel} {r} registers, {s} B of stack, {m:,} B shared" for kernel, (r, s, m) in found.items()]
+                needs = [
+                    f"{kernel} {r} registers, {s} B of stack, {m:,} B shared" for kernel, (r, s, m) in found.items()
+                ]
                 print(f"{arch}  {name} {dtype}: {'; '.join(needs) or 'compiled'}", flush=True)
     return 1 if failed else 0
 

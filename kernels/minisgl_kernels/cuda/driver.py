@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from minisgl_kernels.cuda.build import Macros, compile_cuda
+from minisgl_kernels.cuda.build import compile_cuda
 
 _INVALID_CONTEXT = 201  # torch has not yet been used in this thread
 _POINTERS = ("q", "keys", "values", "page_table", "kv_lens", "query_starts", "out", "partials", "lse")
@@ -41,11 +41,12 @@ class Kernel:
     def launch(self, grid: tuple[int, int, int], threads: int, args: Args, stream: int) -> None:
         """Launch on a stream of this device; returns at once."""
         address = ctypes.c_void_p(ctypes.addressof(args))
-        arguments = (_driver().cuLaunchKernel, self._function, *grid, threads, 1, 1, 0, stream, ctypes.byref(address), None)
-        status = arguments[0](*arguments[1:])
+        launch = _driver().cuLaunchKernel
+        arguments = (self._function, *grid, threads, 1, 1, 0, stream, ctypes.byref(address), None)
+        status = launch(*arguments)
         if status == _INVALID_CONTEXT:
             _enter_context(torch.cuda.current_device())
-            status = arguments[0](*arguments[1:])
+            status = launch(*arguments)
         _check(status)
 
     def attribute(self, which: int) -> int:

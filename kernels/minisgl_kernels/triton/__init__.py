@@ -5,24 +5,15 @@ each can be captured in a CUDA graph. TRITON_INTERPRET=1, set before the first i
 slowly, in float32 and float16 only (the interpreter's bfloat16 is wrong).
 """
 
-import os
+from minisgl_kernels.reference import linear
+from minisgl_kernels.triton.activation import silu_and_mul
+from minisgl_kernels.triton.attention import flash_attention, paged_attention
+from minisgl_kernels.triton.available import why_unavailable
+from minisgl_kernels.triton.decode import paged_decode
+from minisgl_kernels.triton.embedding import embedding
+from minisgl_kernels.triton.norm import add_rms_norm, rms_norm
+from minisgl_kernels.triton.qkv import apply_rope, qk_norm_rope_store
+from minisgl_kernels.triton.sampling import sample
 
-import torch
-
-
-def why_unavailable(device: torch.device, dtype: torch.dtype) -> str:
-    """Why the kernels cannot be used for tensors of this device and dtype; empty if they can."""
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return "the kernels know float32, float16 and bfloat16"
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        if device.type != "cpu":
-            return "TRITON_INTERPRET=1 is set, which is for a CPU"
-        return "the interpreter computes bfloat16 wrong" if dtype == torch.bfloat16 else ""
-    if device.type != "cuda":
-        return "it is for a GPU; on a CPU its interpreter runs it, with TRITON_INTERPRET=1"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (7, 5):
-        return f"it needs a GPU of sm_75 or newer, and this is sm_{capability[0]}{capability[1]}"
-    if dtype == torch.bfloat16 and capability < (8, 0):
-        return "this GPU has no bfloat16: choose --dtype float16"
-    return ""
+__all__ = ["add_rms_norm", "apply_rope", "embedding", "flash_attention", "linear", "paged_attention", "paged_decode"]
+__all__ += ["qk_norm_rope_store", "rms_norm", "sample", "silu_and_mul", "why_unavailable"]

@@ -58,5 +58,5 @@ _TYPES = {"gate_up_ptr": "*", "out_ptr": "*", "gate_up_stride": "i32/16", "rows"
 COMPILE_CASES = [
     CompileCase(silu_and_mul_kernel, types, {"width": width, "block_rows": _BLOCK_ROWS, "block_width": _BLOCK_WIDTH})
     for types in each_dtype(_TYPES)
-    for width in (1536, 3072, 11008)
+    for width in (1536, 11008)
 ]

@@ -9,14 +9,17 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl_kernels.triton.decode import LOG2_E, paged_decode
+from minisgl_kernels.triton import decode
+from minisgl_kernels.triton.cases import CompileCase, each_dtype
+from minisgl_kernels.triton.decode import LOG2_E, check_paged, keys_in_a_tile, paged_decode
 from minisgl_kernels.triton.online_softmax import slots_at, softmax_step
 
 
 @triton.jit
 def attend_tiles(
     query, largest, total, acc, asks, keys, values, table, first, end, scale,
-    k_slot: tl.constexpr, v_slot: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    k_slot: tl.constexpr, v_slot: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Move a tile of queries [M, D], at positions `asks` [M], over keys [first, end), and carry three numbers a row.
@@ -47,7 +50,7 @@ def attend_tiles(
 
 @triton.jit
 def sequence_of(tile, query_starts, num_sequences, BLOCK_Q: tl.constexpr):
-    """The sequence that a tile of queries belongs to: sequence i has the tiles from query_starts[i] // BLOCK_Q + i on."""
+    """The sequence of a tile of queries: sequence i has the tiles from query_starts[i] // BLOCK_Q + i on."""
     low, high = 0, num_sequences - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -127,16 +130,18 @@ def flash_attention(
     Returns:
         [T, heads, head_dim], of which the rows of sequences with one query are not written.
     """
+    check_paged("flash_attention", q, keys, values)
     (tokens, heads, head_dim), kv_heads, batch = q.shape, keys.shape[1], len(kv_lens)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    group, block_m = heads // kv_heads, 128 if tokens > 64 * batch and head_dim <= 128 else 64
+    group, block_m = heads // kv_heads, 64
     block_q = block_m // group
     flash_kernel[(kv_heads, tokens // block_q + batch)](
         q, keys, values, out, page_table, kv_lens, query_starts, batch, scale * LOG2_E,
         page_table.stride(0), *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
         GROUP=group, HEAD_DIM=head_dim, PAGE_SIZE=page_size, WINDOW=window,
-        BLOCK_Q=block_q, BLOCK_M=block_m, BLOCK_N=64, BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=8 if block_m == 128 else 4, num_stages=2,
+        BLOCK_Q=block_q, BLOCK_M=block_m, BLOCK_N=keys_in_a_tile(head_dim, q.dtype),
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -161,3 +166,16 @@ def paged_attention(
     paged = (q, keys, values, page_table, page_size, kv_lens, query_starts, scale, window)
     out = None if max_queries == 1 else flash_attention(*paged)
     return paged_decode(*paged, out)
+
+
+COMPILE_CASES = [
+    CompileCase(
+        flash_kernel,
+        {name: kind for name, kind in types.items() if name not in ("partials", "log_sums", "arrivals")}
+        | {"num_sequences": "i32", "table_row": "i32"},
+        decode._SHAPE
+        | {"BLOCK_Q": 32, "BLOCK_M": 64, "BLOCK_N": 64 // (1 + (types["q"] == "*fp32"))}
+        | {"PRECISION": "ieee" if types["q"] == "*fp32" else "tf32"},
+    )
+    for types in each_dtype(decode._TYPES)
+]

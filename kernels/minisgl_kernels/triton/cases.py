@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from minisgl_kernels.triton import why_unavailable
+from minisgl_kernels.triton.available import why_unavailable
 
 DTYPES = ("fp32", "fp16", "bf16")
 
@@ -69,9 +69,9 @@ def require(op: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
         refuse(op, reason)
 
 
-def refuse(op: str, reason: str) -> None:
-    """Raise the ValueError of an op that Triton does not compute."""
-    raise ValueError(f"{op} in Triton: {reason}; use --kernels torch")
+def refuse(op: str, reason: str, switch: str = "kernels") -> None:
+    """Raise the ValueError of an op that Triton does not compute, and name the switch that chooses torch."""
+    raise ValueError(f"{op} in Triton: {reason}; use --{switch} torch")
 
 
 _why_unavailable = cache(why_unavailable)

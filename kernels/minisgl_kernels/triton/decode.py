@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl_kernels.triton.cases import CompileCase, each_dtype, refuse, require
 from minisgl_kernels.triton.online_softmax import slots_at, softmax_step
 
 LOG2_E = 1.4426950408889634
@@ -75,8 +76,8 @@ def decode_kernel(
         if is_last(arrivals + sequence * tl.num_programs(0) + kv_head, used):
             for member in tl.static_range(GROUP):
                 head = row * tl.num_programs(0) * GROUP + kv_head * GROUP + member
-                result = combine(partials, log_sums, head * NUM_SPLITS, used, HEAD_DIM, BLOCK_S, BLOCK_D)
-                tl.store(out + head * HEAD_DIM + dims, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+                combined = combine(partials, log_sums, head * NUM_SPLITS, used, HEAD_DIM, BLOCK_S, BLOCK_D)
+                tl.store(out + head * HEAD_DIM + dims, combined.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 @triton.jit
@@ -93,7 +94,7 @@ def is_last(counter, expected):
 def combine(
     partials, log_sums, first, used, HEAD_DIM: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """One head's `used` partial results [HEAD_DIM], from place `first` on, each weighted by its share of all weights."""
+    """One head's result [HEAD_DIM] from `used` partial ones, each weighted by its share of the sum of weights."""
     splits, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     log_sum = tl.load(log_sums + first + splits, mask=splits < used, other=float("-inf"))
     weights = tl.exp2(log_sum - tl.max(log_sum, axis=0))
@@ -119,9 +120,10 @@ def paged_decode(
     Args:
         out: [T, heads, head_dim] contiguous, where the rows of other sequences stay as they are; None makes it.
     """
+    check_paged("paged_decode", q, keys, values)
     (_, heads, head_dim), kv_heads, batch = q.shape, keys.shape[1], len(kv_lens)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    num_splits, block_n, warps, stages = launch_for(batch * kv_heads)
+    num_splits = splits_for(batch * kv_heads)
     partials, log_sums, arrivals = out, out, out  # not touched without splits
     if num_splits > 1:
         partials = torch.empty(*q.shape[:2], num_splits, head_dim, dtype=torch.float32, device=q.device)
@@ -131,27 +133,63 @@ def paged_decode(
         q, keys, values, out, partials, log_sums, arrivals, page_table, kv_lens, query_starts, scale * LOG2_E,
         page_table.stride(0), *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, PAGE_SIZE=page_size, WINDOW=window, NUM_SPLITS=num_splits,
-        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads)), BLOCK_N=block_n,
+        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads)), BLOCK_N=keys_in_a_tile(head_dim, q.dtype),
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_S=triton.next_power_of_2(num_splits),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=2, num_stages=3,
     )  # fmt: skip
     return out
+
+
+def check_paged(op: str, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Refuse what the attention kernels cannot do: a ValueError with the reason and the fallback."""
+    require(op, q, keys, values)
+    (_, heads, head_dim), (_, kv_heads, key_dim) = q.shape, keys.shape
+    if head_dim > 256:
+        refuse(op, f"head_dim is {head_dim}, and at most 256 fits", "attention")
+    if heads % kv_heads or key_dim != head_dim or values.shape != keys.shape:
+        refuse(op, f"q {list(q.shape)}, K {list(keys.shape)} and V {list(values.shape)} do not fit", "attention")
 
 
 MOST_PROGRAMS = 1024  # with fewer, sequences are split
 
 
-def launch_for(programs: int) -> tuple[int, int, int, int]:
-    """Splits of each sequence, keys of a tile, warps and stages, from the number of programs that one split makes.
+def splits_for(programs: int) -> int:
+    """Splits of each sequence, from the number of programs that one split makes.
 
     Only the batch decides, which the host knows. Measured on an H200; chapter 6 shows how.
     """
-    if programs >= MOST_PROGRAMS:
-        return 1, 32, 1, 2
-    return min(64, MOST_PROGRAMS // 2 // programs + 1), 64, 2, 3
+    return 1 if programs >= MOST_PROGRAMS else min(64, MOST_PROGRAMS // 2 // programs + 1)
+
+
+def keys_in_a_tile(head_dim: int, dtype: torch.dtype) -> int:
+    """A tile of K is 16 KB, whatever the size of a head: several fit into shared memory, and one fills the loads."""
+    return max(16, min(64, 16_384 // (triton.next_power_of_2(head_dim) * dtype.itemsize)))
 
 
 @functools.cache
 def _arrivals(device: torch.device, stream: int) -> torch.Tensor:
     """Counters that every launch leaves at 0. Launches on one stream follow one another, so they may share them."""
     return torch.zeros(MOST_PROGRAMS, dtype=torch.int32, device=device)
+
+
+_TYPES = {"q": "*", "keys": "*", "values": "*", "out": "*", "partials": "*fp32", "log_sums": "*fp32"}
+_TYPES |= {"arrivals": "*i32", "page_table": "*i64", "kv_lens": "*i64", "query_starts": "*i64", "scale": "fp32"}
+_SHAPE = {"q_row": 2048, "q_head": 128, "k_slot": 1024, "k_head": 128, "v_slot": 1024, "v_head": 128}
+_SHAPE |= {"GROUP": 2, "HEAD_DIM": 128, "BLOCK_D": 128, "PAGE_SIZE": 16, "WINDOW": 0}
+COMPILE_CASES = [
+    CompileCase(
+        decode_kernel,
+        types | {"table_row": "i32"},
+        _SHAPE
+        | {
+            "NUM_SPLITS": num_splits,
+            "BLOCK_S": num_splits,
+            "BLOCK_M": 16,
+            "BLOCK_N": 64 // (1 + (types["q"] == "*fp32")),
+        }
+        | {"PRECISION": "ieee" if types["q"] == "*fp32" else "tf32"},
+        num_warps=2,
+    )
+    for types in each_dtype(_TYPES)
+    for num_splits in (1, 64)
+]

@@ -56,7 +56,7 @@ def row_maximum(row_logits, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def mass_above(row_logits, limit, best, scale, COUNT: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The tokens of a row whose logits are above a limit: their weight relative to the best one's, or their number."""
-    total = tl.zeros([BLOCK], tl.float32)
+    total = tl.full([BLOCK], 0.0, tl.float32)
     for start in range(0, VOCAB, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
         x = tl.load(row_logits + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32)

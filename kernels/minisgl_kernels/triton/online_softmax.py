@@ -21,6 +21,6 @@ def softmax_step(scores, scale, largest, total, acc):
 
 @triton.jit
 def slots_at(table, positions, end, PAGE_SIZE: tl.constexpr):
-    """Slots [N] int64 of the tokens at these positions [N] of the sequence with this page table; beyond `end`, slot 0."""
+    """Slots [N] int64 of the tokens at these positions [N] of the sequence with this page table; 0 or more anywhere."""
     pages = tl.load(table + positions // PAGE_SIZE, mask=positions < end, other=0)
     return pages.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE

@@ -16,9 +16,12 @@ from minisgl_kernels.cuda.driver import Args
 
 _HEADER = Path(__file__).with_name("emulator.h")
 _ENTRY = """
+static void (*emulated)(const Args);
 extern "C" const char* emulate(void (*kernel)(const Args), const Args* args, const unsigned* grid, unsigned threads,
                                unsigned seed) {
-    return emulator::launch([=] { kernel(*args); }, {grid[0], grid[1], grid[2]}, threads, seed);
+    emulated = kernel;
+    auto body = [](const void* args) { emulated(*static_cast<const Args*>(args)); };
+    return emulator::launch(body, args, {grid[0], grid[1], grid[2]}, threads, seed);
 }
 """
 

@@ -19,13 +19,9 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -80,7 +76,8 @@ Fiber* current;
 std::vector<Fiber> fibers;
 std::vector<Warp> warps;
 jmp_buf scheduler;
-const std::function<void()>* body;
+void (*body)(const void*);
+const void* arguments;
 Index block, grid, block_size;
 uint32_t random_state;
 
@@ -95,7 +92,7 @@ void shuffle(std::vector<T>& items) {
 }
 
 [[noreturn]] void run_body() {
-    (*body)();
+    body(arguments);
     current->state = State::done;
     _longjmp(scheduler, 1);
 }
@@ -117,15 +114,16 @@ __attribute__((noinline)) void pause_until(State state) {
 // Runs a warp until its lanes wait for other warps, or now and then until they have met once. False: they wait for each
 // other in different places.
 bool run_warp(unsigned warp) {
+    const unsigned last = warp * 32 + 32 < fibers.size() ? warp * 32 + 32 : fibers.size();
     for (;;) {
         std::vector<Fiber*> alive, ready;
-        for (unsigned t = warp * 32; t < std::min<size_t>(warp * 32 + 32, fibers.size()); t++) {
+        for (unsigned t = warp * 32; t < last; t++) {
             if (fibers[t].state == State::ready) ready.push_back(&fibers[t]);
         }
         shuffle(ready);
         for (Fiber* fiber : ready) run(fiber);
         size_t meeting = 0;
-        for (unsigned t = warp * 32; t < std::min<size_t>(warp * 32 + 32, fibers.size()); t++) {
+        for (unsigned t = warp * 32; t < last; t++) {
             if (fibers[t].state != State::done) alive.push_back(&fibers[t]);
             meeting += fibers[t].state == State::at_warp;
         }
@@ -167,8 +165,9 @@ const char* run_block() {
     }
 }
 
-const char* launch(const std::function<void()>& kernel, Index blocks, unsigned threads, unsigned seed) {
-    body = &kernel;
+const char* launch(void (*kernel)(const void*), const void* args, Index blocks, unsigned threads, unsigned seed) {
+    body = kernel;
+    arguments = args;
     grid = blocks;
     block_size = {threads, 1, 1};
     random_state = seed * 2654435761u + 1;
@@ -179,7 +178,7 @@ const char* launch(const std::function<void()>& kernel, Index blocks, unsigned t
         fibers[t].stack.resize(128 * 1024);
     }
     std::vector<unsigned> order(blocks.x * blocks.y * blocks.z);
-    std::iota(order.begin(), order.end(), 0u);
+    for (unsigned i = 0; i < order.size(); i++) order[i] = i;
     shuffle(order);
     for (unsigned number : order) {
         block = {number % blocks.x, number / blocks.x % blocks.y, number / blocks.x / blocks.y};
@@ -207,7 +206,8 @@ inline void close_group() { current->groups.emplace_back(); }
 
 inline void wait_for_copies(int pending) {
     auto& groups = current->groups;
-    const int landed = std::max(0, static_cast<int>(groups.size()) - 1 - pending);
+    const int landed = static_cast<int>(groups.size()) - 1 - pending;
+    if (landed <= 0) return;
     for (int i = 0; i < landed; i++) {
         for (const Copy& copy : groups[i]) copy.land();
     }
@@ -276,5 +276,5 @@ T __shfl_up_sync(unsigned, T value, int by) {
 
 inline float __uint_as_float(unsigned bits) { return emulator::float_of(bits); }
 inline unsigned __float_as_uint(float x) { return emulator::bits_of(x); }
-using std::max;
-using std::min;
+inline int min(int a, int b) { return b < a ? b : a; }
+inline int max(int a, int b) { return a < b ? b : a; }
