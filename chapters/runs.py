@@ -6,6 +6,7 @@ import importlib
 import io
 import multiprocessing
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -85,6 +86,8 @@ def run_all(root: Path, runs: Mapping[str, Run], timeout_s: float) -> Iterator[t
 
 def _child(sender: Connection, root: Path, run: Run) -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing plugins would take longer than most tests
+    if shutil.which("nvidia-smi") is None:  # as in tests/conftest.py, which is read after the modules are imported
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     os.chdir(root)
     sys.path[:0] = [str(root), *(str(root / folder) for folder in FOLDERS.values())]
     output = io.StringIO()

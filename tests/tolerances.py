@@ -63,6 +63,13 @@ CUDA_DECODE = {
     torch.float16: Tolerance(atol=1e-5, rtol=2**-10, why="all sums are in fp32: the result is rounded once, by 2⁻¹¹."),
     torch.bfloat16: Tolerance(atol=1e-5, rtol=2**-8, why="the same with one rounding of 2⁻⁹."),
 }
+PAGED_ATTENTION = {  # of results scaled to a root mean square of 1
+    torch.float32: Tolerance(atol=2e-5, rtol=1e-5, why="sums of 32,768 products in another order, exp2 of a GPU."),
+    torch.float16: Tolerance(
+        atol=2e-3, rtol=2**-10, why="weights rounded by 2⁻¹¹ each, times values up to 4.5; then the result's rounding."
+    ),
+    torch.bfloat16: Tolerance(atol=1.6e-2, rtol=2**-7, why="the same with roundings eight times as large."),
+}
 SAMPLE_NOISE = Tolerance(
     atol=1e-5,
     rtol=1e-6,

@@ -15,6 +15,7 @@ from minisgl_kernels import reference
 from minisgl_kernels.reference import SAMPLE_BLOCK
 from minisgl_kernels.triton import sampling, score, why_unavailable
 from minisgl_kernels.triton.filters import filter_ends
+from minisgl_kernels.triton.sampling import gumbel_noise
 
 from tests.tolerances import SAMPLE_NOISE, SAMPLE_SCORES
 
@@ -103,7 +104,7 @@ def test_draws_along_positions_are_those_of_the_definition():
 @triton.jit
 def noise_kernel(seeds, positions, counters, out, n: tl.constexpr):
     row, each = tl.program_id(0), tl.arange(0, n)
-    noise = sampling.gumbel_noise(tl.load(seeds + row), tl.load(positions + row), tl.load(counters + each))
+    noise = gumbel_noise(tl.load(seeds + row), tl.load(positions + row), tl.load(counters + each))
     tl.store(out + row * n + each, noise)
 
 

@@ -125,7 +125,7 @@ def splits_for(pairs: int, longest: int, group: int, device: torch.device) -> in
         longest: keys that the page table has room for.
         group: query heads of a KV head: with more, fewer blocks run at once.
     """
-    blocks = _multiprocessors(device) * (6 if group <= 2 else 4 if group <= 4 else 2)
+    blocks = _multiprocessors(device) * (5 if group <= 2 else 4 if group <= 4 else 2)
     return max(1, min(blocks // pairs, -(-longest // KEYS_PER_SPLIT), MOST_SPLITS))
 
 

@@ -14,7 +14,7 @@
 #define STAGES 2  // tiles of a warp in shared memory: one in use, the others on their way
 #endif
 #ifndef BLOCKS  // on one multiprocessor at once: how many registers a thread may have follows from it
-#define BLOCKS (GROUP * ELEMENTS <= 16 ? 6 : GROUP * ELEMENTS <= 32 ? 4 : 2)
+#define BLOCKS (GROUP * ELEMENTS <= 16 ? 5 : GROUP * ELEMENTS <= 32 ? 4 : 2)
 #endif
 
 constexpr int TILE = UNROLL * ROWS;  // rows that a warp takes at once

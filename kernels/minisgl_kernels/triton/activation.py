@@ -13,26 +13,26 @@ _BLOCK_ROWS, _BLOCK_WIDTH = 2, 1024  # each of 128 threads loads twice 16 bytes 
 
 @triton.jit(do_not_specialize=["rows"])
 def silu_and_mul_kernel(
-    gate_up_ptr,  # [rows, 2 · width]
-    out_ptr,  # [rows, width]
+    gate_up,  # [rows, 2 · WIDTH]
+    out,  # [rows, WIDTH]
     gate_up_stride,
     rows,
-    width: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_width: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
 ):
-    """Compute one tile [block_rows, block_width] of the output; neighbouring programs take neighbouring columns."""
-    tiles_across: tl.constexpr = (width + block_width - 1) // block_width
-    tile_row, tile_column = tl.program_id(0) // tiles_across, tl.program_id(0) % tiles_across
-    row = tile_row.to(tl.int64) * block_rows + tl.arange(0, block_rows)[:, None]  # [block_rows, 1]
-    column = tile_column * block_width + tl.arange(0, block_width)[None, :]  # [1, block_width]
-    inside = (row < rows) & (column < width)
-    source = gate_up_ptr + row * gate_up_stride + column
-    gate = tl.load(source, mask=inside, other=0.0)  # [block_rows, block_width]
-    up = tl.load(source + width, mask=inside, other=0.0)
+    """Compute one tile [BLOCK_ROWS, BLOCK_WIDTH] of the output; neighbouring programs take neighbouring columns."""
+    TILES_ACROSS: tl.constexpr = (WIDTH + BLOCK_WIDTH - 1) // BLOCK_WIDTH
+    tile_row, tile_column = tl.program_id(0) // TILES_ACROSS, tl.program_id(0) % TILES_ACROSS
+    row = tile_row.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]  # [BLOCK_ROWS, 1]
+    column = tile_column * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)[None, :]  # [1, BLOCK_WIDTH]
+    inside = (row < rows) & (column < WIDTH)
+    source = gate_up + row * gate_up_stride + column
+    gate = tl.load(source, mask=inside, other=0.0)  # [BLOCK_ROWS, BLOCK_WIDTH]
+    up = tl.load(source + WIDTH, mask=inside, other=0.0)
     gate32 = gate.to(tl.float32)
     silu = gate32 / (1.0 + tl.exp(-gate32))  # in fp32: in 16 bits the exponential alone would cost two digits
-    tl.store(out_ptr + row * width + column, silu.to(gate.dtype) * up, mask=inside)
+    tl.store(out + row * WIDTH + column, silu.to(gate.dtype) * up, mask=inside)
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -54,9 +54,9 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-_TYPES = {"gate_up_ptr": "*", "out_ptr": "*", "gate_up_stride": "i32/16", "rows": "i32"}
+_TYPES = {"gate_up": "*", "out": "*", "gate_up_stride": "i32/16", "rows": "i32"}
 COMPILE_CASES = [
-    CompileCase(silu_and_mul_kernel, types, {"width": width, "block_rows": _BLOCK_ROWS, "block_width": _BLOCK_WIDTH})
+    CompileCase(silu_and_mul_kernel, types, {"WIDTH": width, "BLOCK_ROWS": _BLOCK_ROWS, "BLOCK_WIDTH": _BLOCK_WIDTH})
     for types in each_dtype(_TYPES)
     for width in (1536, 11008)
 ]

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from minisgl_kernels.triton import decode
 from minisgl_kernels.triton.cases import CompileCase, each_dtype
-from minisgl_kernels.triton.decode import LOG2_E, check_paged, keys_in_a_tile, paged_decode
+from minisgl_kernels.triton.decode import LOG2_E, check_paged, paged_decode
 from minisgl_kernels.triton.online_softmax import slots_at, softmax_step
 
 
@@ -61,7 +61,7 @@ def sequence_of(tile, query_starts, num_sequences, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "num_sequences"])
 def flash_kernel(
     q, keys, values, out, page_table, kv_lens, query_starts, num_sequences, scale,
     table_row, q_row: tl.constexpr, q_head: tl.constexpr,
@@ -77,11 +77,11 @@ def flash_kernel(
     kv_head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # the longest first
     sequence = sequence_of(tile, query_starts, num_sequences, BLOCK_Q)
     row = tl.load(query_starts + sequence)
-    new = tl.load(query_starts + sequence + 1) - row  # tokens of the sequence in this step
-    offset = (tile - (row // BLOCK_Q + sequence)) * BLOCK_Q  # of this tile among them
+    new = (tl.load(query_starts + sequence + 1) - row).to(tl.int32)  # tokens of the sequence in this step
+    offset = (tile - (row // BLOCK_Q + sequence).to(tl.int32)) * BLOCK_Q  # of this tile among them
     if (offset >= new) | (new == 1):
         return  # the surplus of rounding, or a decode
-    length = tl.load(kv_lens + sequence)
+    length = tl.load(kv_lens + sequence).to(tl.int32)  # 64 bits cost registers, and only slots need them
 
     members, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     tokens = offset + members // GROUP
@@ -133,15 +133,16 @@ def flash_attention(
     check_paged("flash_attention", q, keys, values)
     (tokens, heads, head_dim), kv_heads, batch = q.shape, keys.shape[1], len(kv_lens)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    group, block_m = heads // kv_heads, 64
+    group, row_bytes = heads // kv_heads, triton.next_power_of_2(head_dim) * q.element_size()
+    block_m, num_warps, options = (128, 8, {"maxnreg": 128}) if row_bytes <= 256 else (64, 4, {})
     block_q = block_m // group
     flash_kernel[(kv_heads, tokens // block_q + batch)](
         q, keys, values, out, page_table, kv_lens, query_starts, batch, scale * LOG2_E,
         page_table.stride(0), *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
         GROUP=group, HEAD_DIM=head_dim, PAGE_SIZE=page_size, WINDOW=window,
-        BLOCK_Q=block_q, BLOCK_M=block_m, BLOCK_N=keys_in_a_tile(head_dim, q.dtype),
+        BLOCK_Q=block_q, BLOCK_M=block_m, BLOCK_N=max(16, min(64, 16_384 // row_bytes)),
         BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=num_warps, num_stages=3, **options,
     )  # fmt: skip
     return out
 

@@ -83,8 +83,17 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{arch}  {case.name}: {resources(compile_case(case, sm))}", flush=True)
             except Exception as error:  # of any kind: the compiler's, ptxas's or the description's
                 failed += 1
-                print(f"{arch}  {case.name}: does not compile\n{error}", file=sys.stderr, flush=True)
+                print(f"{arch}  {case.name}: does not compile\n{_told(error)}", file=sys.stderr, flush=True)
     return 1 if failed or not cases else 0
+
+
+def _told(error: BaseException | None) -> str:
+    """An error and those it came from: that of a function which a kernel calls is the last."""
+    told = []
+    while error:
+        told.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(told)
 
 
 def _modules() -> list[pkgutil.ModuleInfo]:

@@ -19,37 +19,17 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def decode_kernel(
-    q, keys, values, out, partials, log_sums, arrivals, page_table, kv_lens, query_starts, scale,
-    table_row, q_row: tl.constexpr, q_head: tl.constexpr,
-    k_slot: tl.constexpr, k_head: tl.constexpr, v_slot: tl.constexpr, v_head: tl.constexpr,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
+def attend_split(
+    query, keys, values, table, first, end, scale, k_slot: tl.constexpr, v_slot: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: the query heads that share a KV head, as rows of a tile, over one split of one sequence's keys.
+    """Move the queries of a group [M, D] over a sequence's keys [first, end), tile by tile; all of them are seen.
 
-    Strides are compile-time constants: a pool has one layout, and address arithmetic takes a third less.
+    keys and values point to slot 0 of one KV head. Returns three numbers a row: the largest score, times scale; the sum
+    of weights [M] and the weighted sum of values [M, D], both relative to it (see softmax_step).
     """
-    kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = tl.load(query_starts + sequence)
-    if tl.load(query_starts + sequence + 1) - row != 1:
-        return  # a chunk of a prompt, which flash_attention computes
-    length = tl.load(kv_lens + sequence)
-    begin = tl.maximum(length - WINDOW, 0) if WINDOW else 0
-    split_len = tl.cdiv(tl.cdiv(length - begin, BLOCK_N), NUM_SPLITS) * BLOCK_N  # whole tiles
-    first = begin + split * split_len
-    end = tl.minimum(first + split_len, length)
-    if first >= end:
-        return  # a short sequence needs fewer splits
-
-    members, dims, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    heads = kv_head * GROUP + members
-    is_q = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    query = tl.load(q + row * q_row + heads[:, None] * q_head + dims[None, :], mask=is_q, other=0.0)  # [M, D]
-    table = page_table + sequence.to(tl.int64) * table_row
-    keys += kv_head * k_head
-    values += kv_head * v_head
+    dims, lanes = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -63,6 +43,45 @@ def decode_kernel(
         scores = tl.where((positions < end)[None, :], scores, float("-inf"))
         weights, largest, total, acc = softmax_step(scores, scale, largest, total, acc)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+    return largest, total, acc
+
+
+@triton.jit(do_not_specialize=["table_row"])
+def decode_kernel(
+    q, keys, values, out, partials, log_sums, arrivals, page_table, kv_lens, query_starts, scale,
+    table_row, q_row: tl.constexpr, q_head: tl.constexpr,
+    k_slot: tl.constexpr, k_head: tl.constexpr, v_slot: tl.constexpr, v_head: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: the query heads that share a KV head, as rows of a tile, over one split of one sequence's keys.
+
+    Strides are compile-time constants: a pool has one layout, and address arithmetic takes a third less.
+    """
+    kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, next_row = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
+    length = tl.load(kv_lens + sequence).to(tl.int32)  # 64 bits cost registers, and only slots need them
+    if next_row - row != 1:
+        return  # a chunk of a prompt, which flash_attention computes
+    begin = tl.maximum(length - WINDOW, 0) if WINDOW else 0
+    split_len = tl.cdiv(tl.cdiv(length - begin, BLOCK_N), NUM_SPLITS) * BLOCK_N  # whole tiles
+    first = begin + split * split_len
+    end = tl.minimum(first + split_len, length)
+    if first >= end:
+        return  # a short sequence needs fewer splits
+
+    members, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    heads = kv_head * GROUP + members
+    is_q = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    query = tl.load(q + row * q_row + heads[:, None] * q_head + dims[None, :], mask=is_q, other=0.0)  # [M, D]
+    table = page_table + sequence.to(tl.int64) * table_row
+    keys += kv_head * k_head
+    values += kv_head * v_head
+    largest, total, acc = attend_split(
+        query, keys, values, table, first, end, scale, k_slot, v_slot,
+        HEAD_DIM, PAGE_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION,
+    )  # fmt: skip
 
     result = acc / total[:, None]
     at = row * tl.num_programs(0) * GROUP + heads  # of the query heads among all rows of the output
@@ -74,10 +93,8 @@ def decode_kernel(
         tl.store(log_sums + place, largest + tl.log2(total), mask=members < GROUP)
         used = tl.cdiv(length - begin, split_len)
         if is_last(arrivals + sequence * tl.num_programs(0) + kv_head, used):
-            for member in tl.static_range(GROUP):
-                head = row * tl.num_programs(0) * GROUP + kv_head * GROUP + member
-                combined = combine(partials, log_sums, head * NUM_SPLITS, used, HEAD_DIM, BLOCK_S, BLOCK_D)
-                tl.store(out + head * HEAD_DIM + dims, combined.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+            first_head = (row * tl.num_programs(0) + kv_head) * GROUP
+            combine(partials, log_sums, out, first_head, used, GROUP, HEAD_DIM, NUM_SPLITS, BLOCK_D)
 
 
 @triton.jit
@@ -92,15 +109,34 @@ def is_last(counter, expected):
 
 @triton.jit
 def combine(
-    partials, log_sums, first, used, HEAD_DIM: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr
+    partials, log_sums, out, first_head, used,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One head's result [HEAD_DIM] from `used` partial ones, each weighted by its share of the sum of weights."""
-    splits, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    log_sum = tl.load(log_sums + first + splits, mask=splits < used, other=float("-inf"))
-    weights = tl.exp2(log_sum - tl.max(log_sum, axis=0))
-    is_partial = (splits < used)[:, None] & (dims < HEAD_DIM)[None, :]
-    partial = tl.load(partials + (first + splits)[:, None] * HEAD_DIM + dims[None, :], mask=is_partial, other=0.0)
-    return tl.sum(partial * weights[:, None], axis=0) / tl.sum(weights, axis=0)
+    """Sum the `used` partial results of each head of a group, weighted by their shares of all weights, into out.
+
+    All heads at once: what the last program does, everybody waits for.
+    """
+    BLOCK_G: tl.constexpr = triton.next_power_of_2(GROUP)
+    BLOCK_S: tl.constexpr = triton.next_power_of_2(NUM_SPLITS)
+    CHUNK: tl.constexpr = min(BLOCK_S, 16)
+    members, splits, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    at = ((first_head + members) * NUM_SPLITS)[:, None]  # [G, 1], the first partial of each head
+    is_used = (members < GROUP)[:, None] & (splits < used)[None, :]
+    log_sum = tl.load(log_sums + at + splits[None, :], mask=is_used, other=float("-inf"))  # [G, S]
+    largest = tl.where(members < GROUP, tl.max(log_sum, axis=1), 0.0)[:, None]
+    total = tl.where(members < GROUP, tl.sum(tl.exp2(log_sum - largest), axis=1), 1.0)
+    result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for start in tl.static_range(0, BLOCK_S, CHUNK):
+        splits = start + tl.arange(0, CHUNK)
+        is_used = (members < GROUP)[:, None] & (splits < used)[None, :]
+        place = at + splits[None, :]  # [G, CHUNK]
+        weights = tl.exp2(tl.load(log_sums + place, mask=is_used, other=float("-inf")) - largest)
+        is_partial = is_used[:, :, None] & (dims < HEAD_DIM)[None, None, :]
+        partial = tl.load(partials + place[:, :, None] * HEAD_DIM + dims[None, None, :], mask=is_partial, other=0.0)
+        result += tl.sum(weights[:, :, None] * partial, axis=1)
+    is_out = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    to = out + (first_head + members)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(to, (result / total[:, None]).to(out.dtype.element_ty), mask=is_out)
 
 
 def paged_decode(
@@ -123,7 +159,8 @@ def paged_decode(
     check_paged("paged_decode", q, keys, values)
     (_, heads, head_dim), kv_heads, batch = q.shape, keys.shape[1], len(kv_lens)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    num_splits = splits_for(batch * kv_heads)
+    row_bytes = triton.next_power_of_2(head_dim) * q.element_size()
+    num_splits, block_n, num_warps, num_stages = launch_for(batch * kv_heads, row_bytes)
     partials, log_sums, arrivals = out, out, out  # not touched without splits
     if num_splits > 1:
         partials = torch.empty(*q.shape[:2], num_splits, head_dim, dtype=torch.float32, device=q.device)
@@ -133,9 +170,9 @@ def paged_decode(
         q, keys, values, out, partials, log_sums, arrivals, page_table, kv_lens, query_starts, scale * LOG2_E,
         page_table.stride(0), *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, PAGE_SIZE=page_size, WINDOW=window, NUM_SPLITS=num_splits,
-        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads)), BLOCK_N=keys_in_a_tile(head_dim, q.dtype),
-        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_S=triton.next_power_of_2(num_splits),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=2, num_stages=3,
+        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads)), BLOCK_N=block_n,
+        BLOCK_D=triton.next_power_of_2(head_dim), PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     return out
 
@@ -150,20 +187,18 @@ def check_paged(op: str, q: torch.Tensor, keys: torch.Tensor, values: torch.Tens
         refuse(op, f"q {list(q.shape)}, K {list(keys.shape)} and V {list(values.shape)} do not fit", "attention")
 
 
-MOST_PROGRAMS = 1024  # with fewer, sequences are split
+MOST_PROGRAMS = 512  # sequences are split until there are this many: about four to a multiprocessor of an H200
 
 
-def splits_for(programs: int) -> int:
-    """Splits of each sequence, from the number of programs that one split makes.
+def launch_for(programs: int, row_bytes: int) -> tuple[int, int, int, int]:
+    """Splits of a sequence, keys of a tile, warps and stages, for so many sequences times KV heads.
 
-    Only the batch decides, which the host knows. Measured on an H200; chapter 6 shows how.
+    Only the batch decides, which the host knows; row_bytes are those of one head of K. Measured on an H200, see chapter
+    6: many programs keep the memory busy with large tiles, and lengths that differ even out; few need small tiles.
     """
-    return 1 if programs >= MOST_PROGRAMS else min(64, MOST_PROGRAMS // 2 // programs + 1)
-
-
-def keys_in_a_tile(head_dim: int, dtype: torch.dtype) -> int:
-    """A tile of K is 16 KB, whatever the size of a head: several fit into shared memory, and one fills the loads."""
-    return max(16, min(64, 16_384 // (triton.next_power_of_2(head_dim) * dtype.itemsize)))
+    if programs >= 2 * MOST_PROGRAMS:
+        return 1, max(16, min(128, 32_768 // row_bytes)), 4, 2
+    return min(64, max(1, MOST_PROGRAMS // programs)), max(16, min(64, 16_384 // row_bytes)), 2, 4
 
 
 @functools.cache
@@ -183,7 +218,6 @@ COMPILE_CASES = [
         _SHAPE
         | {
             "NUM_SPLITS": num_splits,
-            "BLOCK_S": num_splits,
             "BLOCK_M": 16,
             "BLOCK_N": 64 // (1 + (types["q"] == "*fp32")),
         }

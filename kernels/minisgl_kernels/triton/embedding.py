@@ -13,26 +13,26 @@ _BLOCK_ROWS, _BLOCK_HIDDEN = 2, 1024
 
 @triton.jit(do_not_specialize=["ids_stride", "tokens"])
 def embedding_kernel(
-    ids_ptr,  # [T] int64
-    weight_ptr,  # [vocab, hidden]
-    out_ptr,  # [T, hidden]
+    ids,  # [T] int64
+    weight,  # [vocab, HIDDEN]
+    out,  # [T, HIDDEN]
     ids_stride,
     weight_stride,
     vocab,
     tokens,
-    hidden: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_hidden: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_HIDDEN: tl.constexpr,
 ):
-    """Copy one block of block_rows tokens' rows. An id outside the table gives NaN, which nothing later overlooks."""
-    blocks: tl.constexpr = (hidden + block_hidden - 1) // block_hidden
-    token = (tl.program_id(0) // blocks).to(tl.int64) * block_rows + tl.arange(0, block_rows)  # [block_rows]
-    id = tl.load(ids_ptr + token * ids_stride, mask=token < tokens, other=-1)[:, None]  # [block_rows, 1]
-    column = (tl.program_id(0) % blocks) * block_hidden + tl.arange(0, block_hidden)[None, :]  # [1, block_hidden]
-    known = (id >= 0) & (id < vocab) & (column < hidden)
-    row = tl.load(weight_ptr + id * weight_stride + column, mask=known, other=float("nan"))
+    """Copy one block of BLOCK_ROWS tokens' rows. An id outside the table gives NaN, which nothing later overlooks."""
+    BLOCKS: tl.constexpr = (HIDDEN + BLOCK_HIDDEN - 1) // BLOCK_HIDDEN
+    token = (tl.program_id(0) // BLOCKS).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
+    id = tl.load(ids + token * ids_stride, mask=token < tokens, other=-1)[:, None]  # [BLOCK_ROWS, 1]
+    column = (tl.program_id(0) % BLOCKS) * BLOCK_HIDDEN + tl.arange(0, BLOCK_HIDDEN)[None, :]  # [1, BLOCK_HIDDEN]
+    known = (id >= 0) & (id < vocab) & (column < HIDDEN)
+    row = tl.load(weight + id * weight_stride + column, mask=known, other=float("nan"))
     token = token[:, None]
-    tl.store(out_ptr + token * hidden + column, row, mask=(token < tokens) & (column < hidden))
+    tl.store(out + token * HIDDEN + column, row, mask=(token < tokens) & (column < HIDDEN))
 
 
 def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -57,10 +57,10 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-_TYPES = {"ids_ptr": "*i64", "weight_ptr": "*", "out_ptr": "*", "ids_stride": "i32", "weight_stride": "i32/16"}
+_TYPES = {"ids": "*i64", "weight": "*", "out": "*", "ids_stride": "i32", "weight_stride": "i32/16"}
 _TYPES |= {"vocab": "i32", "tokens": "i32"}
 COMPILE_CASES = [
-    CompileCase(embedding_kernel, types, {"hidden": hidden, "block_rows": _BLOCK_ROWS, "block_hidden": _BLOCK_HIDDEN})
+    CompileCase(embedding_kernel, types, {"HIDDEN": hidden, "BLOCK_ROWS": _BLOCK_ROWS, "BLOCK_HIDDEN": _BLOCK_HIDDEN})
     for types in each_dtype(_TYPES)
     for hidden in (576, 4096)
 ]

@@ -21,7 +21,7 @@ _BLOCK, _WARPS = 8192, 16
 @triton.jit
 def scale_of(temperature):
     """What logits are multiplied by so that they count in powers of two; 1 for a greedy row, whose order is enough."""
-    return tl.where(temperature > 0, _LOG2_E / tl.maximum(temperature, 1e-30), 1.0)
+    return tl.where(temperature > 0, _LOG2_E / tl.maximum(temperature, 1e-20), 1.0)
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def nth_equal(row_logits, value, n, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     return last
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps"])  # views: see sampling.py
 def filter_kernel(
     logits, temperatures, top_ks, top_ps, min_ps,
     cut_logits, cut_tokens,  # [B] fp32 and int32, out: the last logit that is kept, and the last token that has it

@@ -11,63 +11,63 @@ from minisgl_kernels.triton.cases import CompileCase, each_dtype, refuse, requir
 
 @triton.jit(do_not_specialize=["inner", "rows"])
 def rms_norm_kernel(
-    x_ptr,  # [rows / inner, inner, hidden]
-    weight_ptr,  # [hidden]
-    out_ptr,  # [rows, hidden]
+    x,  # [rows / inner, inner, HIDDEN]
+    weight,  # [HIDDEN]
+    out,  # [rows, HIDDEN]
     outer_stride,
     inner_stride,
     inner,
     rows,
     eps,
-    hidden: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_hidden: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_HIDDEN: tl.constexpr,
 ):
-    """Normalise block_rows rows, each read whole: the mean square is known before the row leaves the registers."""
-    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)[:, None]  # [block_rows, 1]
-    column = tl.arange(0, block_hidden)[None, :]  # [1, block_hidden]
-    inside = (row < rows) & (column < hidden)
+    """Normalise BLOCK_ROWS rows, each read whole: the mean square is known before the row leaves the registers."""
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]  # [BLOCK_ROWS, 1]
+    column = tl.arange(0, BLOCK_HIDDEN)[None, :]  # [1, BLOCK_HIDDEN]
+    inside = (row < rows) & (column < HIDDEN)
     source = (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
-    x = tl.load(x_ptr + source + column, mask=inside, other=0.0)  # [block_rows, block_hidden]
-    weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0)  # [1, block_hidden]
-    x32 = x.to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(x32 * x32, axis=1, keep_dims=True) / hidden + eps)  # [block_rows, 1]
-    normed = (x32 * inverse_rms).to(x.dtype) * weight
-    tl.store(out_ptr + row.to(tl.int64) * hidden + column, normed, mask=inside)
+    given = tl.load(x + source + column, mask=inside, other=0.0)  # [BLOCK_ROWS, BLOCK_HIDDEN]
+    gain = tl.load(weight + column, mask=column < HIDDEN, other=0.0)  # [1, BLOCK_HIDDEN]
+    x32 = given.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(x32 * x32, axis=1, keep_dims=True) / HIDDEN + eps)  # [BLOCK_ROWS, 1]
+    normed = (x32 * inverse_rms).to(given.dtype) * gain
+    tl.store(out + row.to(tl.int64) * HIDDEN + column, normed, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def add_rms_norm_kernel(
-    x_ptr,  # [rows, hidden]
-    residual_ptr,  # [rows, hidden]
-    weight_ptr,  # [hidden]
-    normed_ptr,  # [rows, hidden]
-    total_ptr,  # [rows, hidden]
+    x,  # [rows, HIDDEN]
+    residual,  # [rows, HIDDEN]
+    weight,  # [HIDDEN]
+    normed_out,  # [rows, HIDDEN]
+    total_out,  # [rows, HIDDEN]
     x_stride,
     residual_stride,
     rows,
     eps,
-    hidden: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_hidden: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_HIDDEN: tl.constexpr,
 ):
-    """Add block_rows rows of x to the residual stream and normalise the sum, rounded as it is kept.
+    """Add BLOCK_ROWS rows of x to the residual stream and normalise the sum, rounded as it is kept.
 
-    The sum is written and normalised from the same registers. Columns beyond hidden are read as 0, which adds nothing
+    The sum is written and normalised from the same registers. Columns beyond HIDDEN are read as 0, which adds nothing
     to the sum of squares, and are not written.
     """
-    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)[:, None]  # [block_rows, 1]
-    column = tl.arange(0, block_hidden)[None, :]  # [1, block_hidden]
-    inside = (row < rows) & (column < hidden)
-    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)  # [block_rows, block_hidden]
-    residual = tl.load(residual_ptr + row * residual_stride + column, mask=inside, other=0.0)
-    weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0)  # [1, block_hidden]
-    total = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]  # [BLOCK_ROWS, 1]
+    column = tl.arange(0, BLOCK_HIDDEN)[None, :]  # [1, BLOCK_HIDDEN]
+    inside = (row < rows) & (column < HIDDEN)
+    added = tl.load(x + row * x_stride + column, mask=inside, other=0.0)  # [BLOCK_ROWS, BLOCK_HIDDEN]
+    kept = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0)
+    gain = tl.load(weight + column, mask=column < HIDDEN, other=0.0)  # [1, BLOCK_HIDDEN]
+    total = (kept.to(tl.float32) + added.to(tl.float32)).to(added.dtype)
     total32 = total.to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(total32 * total32, axis=1, keep_dims=True) / hidden + eps)  # [block_rows, 1]
-    normed = (total32 * inverse_rms).to(x.dtype) * weight
-    tl.store(total_ptr + row * hidden + column, total, mask=inside)
-    tl.store(normed_ptr + row * hidden + column, normed, mask=inside)
+    inverse_rms = tl.rsqrt(tl.sum(total32 * total32, axis=1, keep_dims=True) / HIDDEN + eps)  # [BLOCK_ROWS, 1]
+    normed = (total32 * inverse_rms).to(added.dtype) * gain
+    tl.store(total_out + row * HIDDEN + column, total, mask=inside)
+    tl.store(normed_out + row * HIDDEN + column, normed, mask=inside)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -83,7 +83,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     outer, inner, _ = grouped.shape
     rows = outer * inner
     blocks = row_blocks(hidden)
-    rms_norm_kernel[triton.cdiv(rows, blocks["block_rows"]),](
+    rms_norm_kernel[triton.cdiv(rows, blocks["BLOCK_ROWS"]),](
         grouped, weight, out, grouped.stride(0), grouped.stride(1), inner, rows, eps, hidden, **blocks
     )
     return out
@@ -107,7 +107,7 @@ def add_rms_norm(
     x, residual = x.reshape(-1, hidden), residual.reshape(-1, hidden)
     rows = len(x)
     blocks = row_blocks(hidden)
-    add_rms_norm_kernel[triton.cdiv(rows, blocks["block_rows"]),](
+    add_rms_norm_kernel[triton.cdiv(rows, blocks["BLOCK_ROWS"]),](
         x, residual, weight, normed, total, x.stride(0), residual.stride(0), rows, eps, hidden, **blocks
     )
     return normed, total
@@ -122,19 +122,19 @@ def row_blocks(hidden: int) -> dict[str, int]:
     block_hidden = triton.next_power_of_2(hidden)
     block_rows = max(1, 2048 // block_hidden)
     num_warps = min(max(block_rows * block_hidden // 512, 1), 16)
-    return {"block_rows": block_rows, "block_hidden": block_hidden, "num_warps": num_warps}
+    return {"BLOCK_ROWS": block_rows, "BLOCK_HIDDEN": block_hidden, "num_warps": num_warps}
 
 
-_NORM = {"x_ptr": "*", "weight_ptr": "*", "out_ptr": "*", "outer_stride": "i32/16", "inner_stride": "i32/16"}
+_NORM = {"x": "*", "weight": "*", "out": "*", "outer_stride": "i32/16", "inner_stride": "i32/16"}
 _NORM |= {"inner": "i32", "rows": "i32", "eps": "fp32"}
-_ADD_NORM = {"x_ptr": "*", "residual_ptr": "*", "weight_ptr": "*", "normed_ptr": "*", "total_ptr": "*"}
+_ADD_NORM = {"x": "*", "residual": "*", "weight": "*", "normed_out": "*", "total_out": "*"}
 _ADD_NORM |= {"x_stride": "i32/16", "residual_stride": "i32/16", "rows": "i32", "eps": "fp32"}
 
 
 def _case(kernel: object, types: dict[str, str], hidden: int) -> CompileCase:
     blocks = row_blocks(hidden)
     num_warps = blocks.pop("num_warps")
-    return CompileCase(kernel, types, {"hidden": hidden, **blocks}, num_warps)
+    return CompileCase(kernel, types, {"HIDDEN": hidden, **blocks}, num_warps)
 
 
 COMPILE_CASES = [_case(rms_norm_kernel, types, hidden) for types in each_dtype(_NORM) for hidden in (128, 4096)]

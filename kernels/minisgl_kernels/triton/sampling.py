@@ -17,7 +17,9 @@ from minisgl_kernels.triton.cases import CompileCase, each_dtype, refuse, requir
 from minisgl_kernels.triton.filters import filter_ends, scale_of
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-_LOWEST = tl.constexpr(-3.4028234663852886e38)  # in fp32
+# Views of packed tensors, aligned or not by the number of rows: one compilation must serve all.
+_UNALIGNED = ["temperatures", "seeds", "positions", "largest_out", "score_out", "largest_in", "score_in"]
+_LOWEST = tl.constexpr(-1e9)  # logits below it count as -inf; times the largest scale it is still finite
 
 
 @triton.jit
@@ -48,7 +50,7 @@ def load_kept(row_logits, tokens, cut_logits, cut_tokens, row, VOCAB: tl.constex
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
 def sample_blocks_kernel(
     logits,  # [B, vocab]
     temperatures, seeds, positions,  # [B]
@@ -65,7 +67,8 @@ def sample_blocks_kernel(
     x = load_kept(row_logits, tokens, cut_logits, cut_tokens, row, VOCAB, FILTERED)  # [BLOCK]
 
     largest = tl.maximum(tl.max(x, axis=0), _LOWEST)  # finite, so that -inf less it stays -inf
-    total = tl.sum(tl.exp2((x - largest) * scale_of(temperature)), axis=0)  # NaN if a logit is NaN or +inf
+    scale = scale_of(temperature)
+    total = tl.sum(tl.exp2(x * scale - largest * scale), axis=0)  # one operation a logit; NaN if one is NaN or +inf
     score = tl.log2(total)  # -inf if all logits are
     noisy = score + gumbel_noise(seed, position, -1 - block)
     greedy = tl.where(total > 0, 0.0, score)  # the largest logit decides alone
@@ -74,7 +77,7 @@ def sample_blocks_kernel(
     tl.store(score_out + out, tl.where(temperature > 0, noisy, greedy))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
 def sample_token_kernel(
     logits, temperatures, seeds, positions, cut_logits, cut_tokens,
     largest_in, score_in,  # [B, blocks] fp32
@@ -134,7 +137,7 @@ def sample(
     # One warp a block: its maximum and sum need no barrier, and the noise is computed once and not by each warp.
     sample_blocks_kernel[(blocks, rows)](*given, stride, vocab, SAMPLE_BLOCK, cut_logits is not None, num_warps=1)
     most = triton.next_power_of_2(blocks)
-    sample_token_kernel[(rows,)](*given, ids, stride, vocab, SAMPLE_BLOCK, cut_logits is not None, most, num_warps=8)
+    sample_token_kernel[(rows,)](*given, ids, stride, vocab, SAMPLE_BLOCK, cut_logits is not None, most, num_warps=4)
     return ids
 
 
@@ -146,7 +149,7 @@ _MODES: list[tuple[dict[str, str], dict[str, Any]]] = [
 ]
 _KERNELS: list[tuple[Any, dict[str, str], dict[str, int], int]] = [
     (sample_blocks_kernel, {"largest_out": "*fp32", "score_out": "*fp32"}, {}, 1),
-    (sample_token_kernel, {"largest_in": "*fp32", "score_in": "*fp32", "ids_out": "*i64"}, {"MOST_BLOCKS": 128}, 8),
+    (sample_token_kernel, {"largest_in": "*fp32", "score_in": "*fp32", "ids_out": "*i64"}, {"MOST_BLOCKS": 128}, 4),
 ]
 COMPILE_CASES = [
     CompileCase(kernel, types | more_types, constants | more, num_warps=num_warps)
