@@ -45,7 +45,7 @@ def triton_runs(monkeypatch):
     if reason := ops.why_not("triton", DEVICE, FP32):
         pytest.skip(reason)
     if DEVICE == CPU:  # a small batch has 64 splits, and the interpreter takes a millisecond for an empty one, too
-        monkeypatch.setattr("minisgl_kernels.triton.decode.splits_for", lambda programs: 2)
+        monkeypatch.setattr("minisgl_kernels.triton.decode.launch_for", lambda programs, row_bytes: (2, 16, 2, 2))
 
 
 def greedy(model, prompt, n):

@@ -100,7 +100,7 @@ def scene(
         return torch.randn(shape, generator=generator, device=DEVICE).to(dtype)
 
     needed = [-(-length // page_size) for _, length in spans]
-    width = (max(needed) + 1) | 1  # odd: for 1 and for multiples of 16 Triton would compile anew
+    width = max(needed) + 1
     order = first_page + torch.randperm(len(spans) * width, generator=generator, device=DEVICE)
     num_slots = (first_page + len(order)) * page_size
     keys, values = torch.full((2, num_slots, kv_heads, head_dim), torch.nan, dtype=dtype, device=DEVICE)
@@ -140,8 +140,8 @@ def counters():
 @pytest.fixture
 def splits(monkeypatch, request):
     """Cut every sequence into this many splits, whatever the batch."""
-    monkeypatch.setattr(decode, "splits_for", lambda programs: request.param)
-    return request.param
+    launch_for = decode.launch_for
+    monkeypatch.setattr(decode, "launch_for", lambda *batch: (request.param, *launch_for(*batch)[1:]))
 
 
 def name(value):
@@ -173,19 +173,17 @@ def test_decodes_beside_chunks(dtype):
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_decodes_around_the_end_of_a_page_and_of_a_tile_of_keys(page_size):
-    tile = decode.keys_in_a_tile(64, DTYPES[-1])
-    lengths = around(page_size, tile, 2 * tile)
-    for i in range(0, len(lengths), 4):  # batches of up to four: one number of splits
+    lengths = around(page_size, 64, 128)  # tiles are of 64 keys
+    for i in range(0, len(lengths), 4):  # batches of up to four have one number of splits
         paged = scene(decodes(*lengths[i : i + 4]), page_size=page_size)
         paged.check(ops.paged_attention(*paged.arguments, max_queries=1))
 
 
 @pytest.mark.parametrize("group", [2, 3])
 def test_chunks_around_the_end_of_a_tile_of_queries_and_of_keys(group):
-    query_tile, key_tile = 64 // group, decode.keys_in_a_tile(64, DTYPES[-1])
-    for lengths in (around(query_tile), around(2 * query_tile), around(key_tile)):
-        paged = scene(chunks(*lengths), group=group)
-        paged.check(ops.flash_attention(*paged.arguments))
+    paged = scene(chunks(*around(64 // group, 128 // group, 256 // group, 64)), group=group)
+
+    paged.check(ops.flash_attention(*paged.arguments))
 
 
 def test_a_chunk_sees_what_was_computed_before_it():
@@ -205,6 +203,14 @@ def test_a_window_hides_what_is_further_back(window):
 def test_the_number_of_splits_does_not_change_the_result(splits):
     paged = scene(decodes(1, 2, 65, 129, 400))
 
+    paged.check(ops.paged_decode(*paged.arguments))
+
+
+def test_a_batch_that_fills_the_gpu_is_not_split(monkeypatch):
+    monkeypatch.setattr(decode, "MOST_PROGRAMS", 1)  # now five sequences are as good as hundreds
+    paged = scene(decodes(1, 127, 128, 129, 300))
+
+    assert decode.launch_for(10, 128)[0] == 1
     paged.check(ops.paged_decode(*paged.arguments))
 
 
