@@ -19,7 +19,7 @@ from rich.table import Table
 from chapters.manifest import Chapter, load_chapters
 
 OPTIONAL = {
-    "triton": "GPU kernels in Python; pip install '.[gpu]'",
+    "triton": "kernels in Python, on a GPU or in its interpreter; pip install '.[gpu]'",
     "cuda-core": "compiles the CUDA kernels; pip install '.[gpu]'",
     "flash-attn": "one of the attention backends; pip install '.[flash-attn]'",
 }
