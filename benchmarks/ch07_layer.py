@@ -49,7 +49,7 @@ class Count:
 
     def add(self, read: int, written: int, kernel: str = "") -> None:
         """One kernel; outside of every op it stands under its own name."""
-        if self._fresh:
+        if self._fresh or not self._op:
             self.rows.append({"op": self._op or kernel, "kernels": 0, "read": 0, "written": 0})
         self._fresh = False
         row = self.rows[-1]

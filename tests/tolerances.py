@@ -59,7 +59,9 @@ GENERATED = {
     torch.bfloat16: Tolerance(atol=2.4e-2, rtol=2**-7, why="the same with roundings eight times as large."),
 }
 CUDA_DECODE = {
-    torch.float32: Tolerance(atol=1e-5, rtol=1e-5, why="sums of up to 32,768 products in another order, exp2 of a GPU."),
+    torch.float32: Tolerance(
+        atol=1e-5, rtol=1e-5, why="sums of up to 32,768 products in another order, exp2 of a GPU."
+    ),
     torch.float16: Tolerance(atol=1e-5, rtol=2**-10, why="all sums are in fp32: the result is rounded once, by 2⁻¹¹."),
     torch.bfloat16: Tolerance(atol=1e-5, rtol=2**-8, why="the same with one rounding of 2⁻⁹."),
 }
@@ -69,6 +71,12 @@ PAGED_ATTENTION = {  # of results scaled to a root mean square of 1
         atol=2e-3, rtol=2**-10, why="weights rounded by 2⁻¹¹ each, times values up to 4.5; then the result's rounding."
     ),
     torch.bfloat16: Tolerance(atol=1.6e-2, rtol=2**-7, why="the same with roundings eight times as large."),
+}
+TILED_ATTENTION = {
+    torch.float32: Tolerance(
+        atol=2e-5, rtol=0, why="some 200 weights and values in another order, exp2 of a GPU: 5e-6."
+    ),
+    torch.float16: Tolerance(atol=4e-3, rtol=0, why="weights are rounded by 2⁻¹¹ before they meet V, results after."),
 }
 SAMPLE_NOISE = Tolerance(
     atol=1e-5,

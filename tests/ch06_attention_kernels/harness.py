@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-ATOL = {torch.float32: 2e-5, torch.float16: 4e-3}  # fp16: weights of up to 1 are rounded by 2⁻¹¹ before they meet V
+from tests.tolerances import TILED_ATTENTION
 
 
 def device() -> str:
@@ -71,8 +71,16 @@ class Scene:
                 out[self.starts[i] + t] = torch.einsum("kgs,skd->kgd", weights, values[seen]).flatten(0, 1)
         return out
 
-    def error(self, out, sequences=None) -> float:
-        """The largest difference from the answer in the rows of these sequences; inf where the output is NaN."""
-        chosen = range(len(self.lens)) if sequences is None else sequences
-        rows = torch.cat([torch.arange(self.starts[i], self.starts[i + 1]) for i in chosen])
-        return (out.cpu().double() - self.answer())[rows].abs().nan_to_num(nan=torch.inf).max().item()
+    def check(self, out, why="", sequences=None, atol=None) -> None:
+        """Fail unless the rows of these sequences (of all) are the answer, and say which row is furthest from it."""
+        __tracebackhide__ = True
+        owners = [i for i, new in enumerate(self.queries) for _ in range(new)]
+        chosen = [row for row, i in enumerate(owners) if sequences is None or i in sequences]
+        errors = (out.cpu().double() - self.answer())[chosen].abs().nan_to_num(nan=torch.inf).amax((1, 2))
+        row, error = chosen[int(errors.argmax())], errors.max().item()
+        if error < (atol or TILED_ATTENTION[out.dtype].atol):
+            return
+        i = owners[row]
+        found = "holds NaN" if error == torch.inf else f"is off by {error:.3g}"
+        place = f"sequence {i} of {self.lens[i]} keys, token {self.lens[i] - self.starts[i + 1] + row}"
+        raise AssertionError(f"the result of {place}, {found}. {why}".rstrip())

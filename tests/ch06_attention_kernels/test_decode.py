@@ -8,7 +8,7 @@ import mmap
 import pytest
 import torch
 
-from tests.ch06_attention_kernels.harness import ATOL, Scene, device
+from tests.ch06_attention_kernels.harness import Scene, device
 from tests.ch06_attention_kernels.triton_case import compile_kernel
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -25,7 +25,8 @@ def run(scene: Scene, splits: int, monkeypatch) -> torch.Tensor:
 
 
 def check(scene: Scene, monkeypatch, splits: int = 1, why: str = "") -> None:
-    assert scene.error(run(scene, splits, monkeypatch)) < ATOL[scene.q.dtype], why
+    __tracebackhide__ = True
+    scene.check(run(scene, splits, monkeypatch), why)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -53,7 +54,7 @@ def test_scores_whose_exponentials_do_not_fit_an_fp32(monkeypatch):
     scene = Scene([TILE + 9, 20])
     scene.q *= 100
 
-    assert scene.error(run(scene, 1, monkeypatch)) < 1e-3
+    scene.check(run(scene, 1, monkeypatch), atol=1e-3)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])

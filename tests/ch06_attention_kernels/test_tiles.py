@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ch06_attention_kernels.harness import ATOL, Scene
+from tests.ch06_attention_kernels.harness import Scene
 from tests.ch06_attention_kernels.triton_case import compile_kernel
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -18,8 +18,8 @@ TILE = 64  # keys in a tile for heads of 16 numbers; 32 tokens of queries for gr
 
 
 def check(scene: Scene, why: str = "") -> None:
-    out = attention.flash_attention(*scene.arguments())
-    assert scene.error(out) < ATOL[scene.q.dtype], why
+    __tracebackhide__ = True
+    scene.check(attention.flash_attention(*scene.arguments()), why)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -82,7 +82,7 @@ def test_sequences_of_any_length_share_a_launch():
 
     out = attention.flash_attention(*scene.arguments())
 
-    assert scene.error(out, sequences=[0, 1, 3]) < 1e-5  # those with one query are decode's
+    scene.check(out, sequences=[0, 1, 3])  # those with one query are decode's
 
 
 @pytest.mark.slow

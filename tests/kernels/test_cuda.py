@@ -90,8 +90,8 @@ def test_splits_fill_the_gpu_once_and_no_more_than_keys_allow(monkeypatch):
     gpu = torch.device("cuda")
 
     assert cuda.splits_for(2048, 1024, 2, gpu) == 1
-    assert cuda.splits_for(128, 1024, 2, gpu) == 6
-    assert cuda.splits_for(8, 32768, 2, gpu) == 99
+    assert cuda.splits_for(128, 1024, 2, gpu) == 5
+    assert cuda.splits_for(8, 32768, 2, gpu) == 82
     assert cuda.splits_for(8, 100, 2, gpu) == 1
 
 

@@ -98,7 +98,7 @@ def test_draws_along_positions_are_those_of_the_definition():
     ids = sampling.sample(logits, *given)
 
     assert ids.tolist() == reference.sample(logits, *given).tolist()
-    assert len(ids.unique()) > 5
+    assert len(ids.unique()) > 3
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from benchmarks.record import load
 from chapters.figures import NEW, PAGE, K, Q, Theme, chart, label, legend, tint
 
-SHOWN = {"256x1024": "256 × 1,024", "256x600": "256 × 600", "ragged": "256 × 100 … 2,000", "16x1024": "16 × 1,024"}
+SHOWN = {"256x1024": "256 × 1,024", "256x600": "256 × 600", "ragged": "256 × 100–2,000", "16x1024": "16 × 1,024"}
 SHOWN |= {"1x32768": "1 × 32,768"}
 COLORS = {"triton": Q, "cuda": K, "torch": PAGE}
 
@@ -24,7 +24,7 @@ def draw(theme: Theme) -> Figure:
         for x, share in zip(places, shares, strict=True):
             label(axes, theme, x, share + 3, f"{share:.0f}", fontsize=7)
     axes.axhline(100, color=NEW, linewidth=1.1, linestyle="--")
-    axes.set_xticks(range(len(SHOWN)), list(SHOWN.values()))
+    axes.set_xticks(range(len(SHOWN)), list(SHOWN.values()), fontsize=9)
     axes.set_ylim(0, 128)
     axes.set_yticks([0, 25, 50, 75, 100])
     axes.grid(visible=False, axis="x")

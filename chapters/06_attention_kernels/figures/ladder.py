@@ -23,10 +23,11 @@ def draw(theme: Theme) -> Figure:
     for y, row in enumerate(rows):
         share = 100 * row["fraction"]
         axes.barh(y, share, color=tint(theme, K, 0.8), height=0.62)
-        label(axes, theme, share + 1, y, f"{share:.0f} %, {row['us']:,.0f} µs", ha="left", fontsize=8)
+        words, inside = f"{share:.0f} %, {row['us']:,.0f} µs", share > 60
+        label(axes, theme, share - 1 if inside else share + 1, y, words, ha="right" if inside else "left", fontsize=8)
     axes.set_yticks(range(len(rows)), [f"{row['step']}  {NAMES[row['step']]}" for row in rows])
     axes.axvline(100, color=NEW, linewidth=1.1, linestyle="--")
     axes.invert_yaxis()
-    axes.set_xlim(0, 122)
+    axes.set_xlim(0, 110)
     axes.grid(visible=False, axis="y")
     return figure

@@ -69,8 +69,6 @@ def draw(theme: Theme) -> Figure:
         rows_of_k(axes, theme, x, y, step)
         label(axes, theme, x, y - ROWS * HEIGHT - 0.14, what, ha="left", fontsize=8)
         label(axes, theme, x, y - ROWS * HEIGHT - 0.34, how, ha="left", fontsize=8, color=theme.muted)
-    words = (
-        "red: the bytes of K that one load instruction of a warp asks for; each bar is a row of 128 numbers of 16 bits"
-    )
+    words = "red: bytes of K that one load instruction of a warp asks for; each bar is a row of 128 numbers of 16 bits"
     label(axes, theme, 4.2, 0.12, words, fontsize=8.5, color=theme.muted)
     return figure

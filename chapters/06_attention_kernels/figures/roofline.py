@@ -31,10 +31,13 @@ def draw(theme: Theme) -> Figure:
         name = None if row["backend"] in named else NAMES[row["backend"]]
         named.add(row["backend"])
         axes.plot([x], [rate], "o", color=COLORS[row["backend"]], markersize=6, alpha=0.8, label=name)
+    below = 0.0
     for row in data["cuda_ladder"][:-1]:
-        x = per_key / kv_bytes * 1.3
-        axes.plot([x], [per_key / kv_bytes * row["tb_s"]], "s", color=K, markersize=4, alpha=0.6)
-        label(axes, theme, x * 1.1, per_key / kv_bytes * row["tb_s"], str(row["step"]), ha="left", fontsize=7, color=K)
+        x, rate = per_key / kv_bytes * 1.3, per_key / kv_bytes * row["tb_s"]
+        axes.plot([x], [rate], "s", color=K, markersize=4, alpha=0.6)
+        close = rate < 1.3 * below  # beside the step before, whose label stands there
+        label(axes, theme, x * (1.25 if close else 1.1), rate, str(row["step"]), ha="left", fontsize=7, color=K)
+        below = rate
     for row in data["prefill"]:
         if "failed" in row or row["page_size"] == 256:
             continue

@@ -74,4 +74,10 @@ def refuse(op: str, reason: str, switch: str = "kernels") -> None:
     raise ValueError(f"{op} in Triton: {reason}; use --{switch} torch")
 
 
+@cache
+def is_small(device: torch.device) -> bool:
+    """Whether a GPU is older than sm_80: 64 KB of shared memory, and no asynchronous copies into it."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+
+
 _why_unavailable = cache(why_unavailable)

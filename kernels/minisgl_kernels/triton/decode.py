@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl_kernels.triton.cases import CompileCase, each_dtype, refuse, require
+from minisgl_kernels.triton.cases import CompileCase, each_dtype, is_small, refuse, require
 from minisgl_kernels.triton.online_softmax import slots_at, softmax_step
 
 LOG2_E = 1.4426950408889634
@@ -153,19 +153,27 @@ def paged_decode(
 ) -> torch.Tensor:
     """Attention of the sequences that have one query. Arguments as of reference.paged_attention.
 
+    Launches on one device must follow one another: where sequences are split, they share counters.
+
     Args:
         out: [T, heads, head_dim] contiguous, where the rows of other sequences stay as they are; None makes it.
+
+    Raises:
+        ValueError: a shape, dtype, layout or device that the kernel does not know.
+        RuntimeError: the first call that splits sequences is captured in a CUDA graph.
     """
     check_paged("paged_decode", q, keys, values)
     (_, heads, head_dim), kv_heads, batch = q.shape, keys.shape[1], len(kv_lens)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     row_bytes = triton.next_power_of_2(head_dim) * q.element_size()
     num_splits, block_n, num_warps, num_stages = launch_for(batch * kv_heads, row_bytes)
+    if is_small(q.device):
+        block_n = max(16, block_n // 2)
     partials, log_sums, arrivals = out, out, out  # not touched without splits
     if num_splits > 1:
         partials = torch.empty(*q.shape[:2], num_splits, head_dim, dtype=torch.float32, device=q.device)
         log_sums = torch.empty(*q.shape[:2], num_splits, dtype=torch.float32, device=q.device)
-        arrivals = _arrivals(q.device, torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0)
+        arrivals = _arrivals(q.device)
     decode_kernel[(kv_heads, batch, num_splits)](
         q, keys, values, out, partials, log_sums, arrivals, page_table, kv_lens, query_starts, scale * LOG2_E,
         page_table.stride(0), *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
@@ -202,8 +210,10 @@ def launch_for(programs: int, row_bytes: int) -> tuple[int, int, int, int]:
 
 
 @functools.cache
-def _arrivals(device: torch.device, stream: int) -> torch.Tensor:
-    """Counters that every launch leaves at 0. Launches on one stream follow one another, so they may share them."""
+def _arrivals(device: torch.device) -> torch.Tensor:
+    """Counters that every launch leaves at 0, so that the launches of a device share them, one after another."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("call paged_decode once before a CUDA graph captures it: its counters belong to no graph")
     return torch.zeros(MOST_PROGRAMS, dtype=torch.int32, device=device)
 
 

@@ -21,7 +21,7 @@ _BLOCK, _WARPS = 8192, 16
 @triton.jit
 def scale_of(temperature):
     """What logits are multiplied by so that they count in powers of two; 1 for a greedy row, whose order is enough."""
-    return tl.where(temperature > 0, _LOG2_E / tl.maximum(temperature, 1e-20), 1.0)
+    return tl.where(temperature > 0, _LOG2_E / tl.maximum(temperature, 1e-30), 1.0)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from minisgl_kernels.triton.filters import filter_ends, scale_of
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 # Views of packed tensors, aligned or not by the number of rows: one compilation must serve all.
 _UNALIGNED = ["temperatures", "seeds", "positions", "largest_out", "score_out", "largest_in", "score_in"]
-_LOWEST = tl.constexpr(-1e9)  # logits below it count as -inf; times the largest scale it is still finite
+_LOWEST = tl.constexpr(-3.4028234663852886e38)  # in fp32
 
 
 @triton.jit
@@ -42,7 +42,8 @@ def gumbel_noise(seed, position, counter):
 @triton.jit
 def load_kept(row_logits, tokens, cut_logits, cut_tokens, row, VOCAB: tl.constexpr, FILTERED: tl.constexpr):
     """The logits of these tokens in fp32; -inf for what is filtered out or outside the vocabulary."""
-    x = tl.load(row_logits + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32)
+    x = tl.load(row_logits + tokens, mask=tokens < VOCAB, other=float("-inf"), eviction_policy="evict_first")
+    x = x.to(tl.float32)
     if FILTERED:
         cut = tl.load(cut_logits + row)
         dropped = (x < cut) | ((x == cut) & (tokens > tl.load(cut_tokens + row)))  # so written, NaN stays
@@ -67,8 +68,8 @@ def sample_blocks_kernel(
     x = load_kept(row_logits, tokens, cut_logits, cut_tokens, row, VOCAB, FILTERED)  # [BLOCK]
 
     largest = tl.maximum(tl.max(x, axis=0), _LOWEST)  # finite, so that -inf less it stays -inf
-    scale = scale_of(temperature)
-    total = tl.sum(tl.exp2(x * scale - largest * scale), axis=0)  # one operation a logit; NaN if one is NaN or +inf
+    # The difference first: products of a tiny temperature's scale would be rounded apart. NaN if a logit is NaN or +inf.
+    total = tl.sum(tl.exp2((x - largest) * scale_of(temperature)), axis=0)
     score = tl.log2(total)  # -inf if all logits are
     noisy = score + gumbel_noise(seed, position, -1 - block)
     greedy = tl.where(total > 0, 0.0, score)  # the largest logit decides alone
