@@ -68,7 +68,7 @@ def sample_blocks_kernel(
     x = load_kept(row_logits, tokens, cut_logits, cut_tokens, row, VOCAB, FILTERED)  # [BLOCK]
 
     largest = tl.maximum(tl.max(x, axis=0), _LOWEST)  # finite, so that -inf less it stays -inf
-    # The difference first: products of a tiny temperature's scale would be rounded apart. NaN if a logit is NaN or +inf.
+    # The difference first: a tiny temperature makes products that rounding drives apart. NaN if a logit is NaN or +inf.
     total = tl.sum(tl.exp2((x - largest) * scale_of(temperature)), axis=0)
     score = tl.log2(total)  # -inf if all logits are
     noisy = score + gumbel_noise(seed, position, -1 - block)
