@@ -18,7 +18,7 @@ __all__ += ["choose", "cpu", "implementation", "reference", "why_not"]
 
 _MODULES = {"torch": "reference", "cpp": "cpu", "triton": "triton"}
 _AUTO = {"cuda": ("triton", "torch"), "cpu": ("cpp", "torch")}  # the first that runs
-_NEEDS = {"triton": "triton", "cuda": "cuda.core", "flash_attn": "flash_attn"}  # packages
+_NEEDS = {"triton": ("triton",), "cuda": ("cuda.core", "triton"), "flash_attn": ("flash_attn",)}  # chunks are Triton's
 
 
 def implementation(name: str) -> Any:
@@ -47,8 +47,8 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str:
     if name == "cpp":
         fits = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
         return cpu.why_unavailable() if fits else "it is for a CPU, in float32 or bfloat16"
-    if not _installed(_NEEDS[name]):
-        return f"the package {_NEEDS[name].replace('.', '-').replace('_', '-')} is not installed"
+    if missing := [package for package in _NEEDS[name] if not _installed(package)]:
+        return f"the package {missing[0].replace('.', '-').replace('_', '-')} is not installed"
     if name == "flash_attn":
         fits = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
         return "" if fits else "it is for a GPU, in float16 or bfloat16"

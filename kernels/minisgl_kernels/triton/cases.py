@@ -51,7 +51,7 @@ def each_dtype(types: dict[str, str]) -> Iterator[dict[str, str]]:
         yield {name: f"*{dtype}" if kind == "*" else kind for name, kind in types.items()}
 
 
-def require(op: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
+def require(op: str, first: torch.Tensor, *others: torch.Tensor | None, switch: str = "kernels") -> None:
     """Check what all kernels need: a device and dtype that Triton runs, the same for all; last dimensions unstrided.
 
     Raises:
@@ -66,7 +66,7 @@ def require(op: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
         if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
             reason = reason or f"the last dimension has stride {tensor.stride(-1)}, not 1"
     if reason:
-        refuse(op, reason)
+        refuse(op, reason, switch)
 
 
 def refuse(op: str, reason: str, switch: str = "kernels") -> None:

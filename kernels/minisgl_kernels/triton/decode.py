@@ -187,7 +187,7 @@ def paged_decode(
 
 def check_paged(op: str, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Refuse what the attention kernels cannot do: a ValueError with the reason and the fallback."""
-    require(op, q, keys, values)
+    require(op, q, keys, values, switch="attention")
     (_, heads, head_dim), (_, kv_heads, key_dim) = q.shape, keys.shape
     if head_dim > 256:
         refuse(op, f"head_dim is {head_dim}, and at most 256 fits", "attention")
