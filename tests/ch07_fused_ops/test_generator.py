@@ -43,9 +43,14 @@ def test_the_lines_are_lines_of_a_program():
 
     assert isinstance(lines, list), "return a list, one line of Triton an entry"
     assert all(isinstance(line, str) for line in lines), "return a list, one line of Triton an entry"
-    assigned = {name.id for name in ast.walk(ast.parse("\n".join(lines))) if isinstance(name, ast.Name)}
-    assert {"squares", "value"} <= assigned, "the loop's part adds to `squares` and changes `value`"
-    assert "norm_weight_2_ptr" in assigned, "the weight is at NAME_ptr, with the name that emit_in_product is given"
+    text = "\n".join(lines)
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        pytest.fail(f"the lines do not parse: {error}\n{text}", pytrace=False)
+    names = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name)}
+    assert {"squares", "value"} <= names, "the loop's part adds to `squares` and changes `value`"
+    assert "norm_weight_2_ptr" in names, "the weight is at NAME_ptr, with the name that emit_in_product is given"
 
 
 def test_the_row_of_the_page():

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from minisgl_kernels import reference
 from minisgl_kernels.triton.qkv import qk_norm_rope_store
 
-from tests.ch07_fused_ops.scene import DEVICE, check, interpreted, random, rows_apart
+from tests.ch07_fused_ops.scene import DEVICE, check, compiles, interpreted, random, rows_apart
 from tests.tolerances import ROTATED
 
 EPS = 1e-5
@@ -138,5 +138,13 @@ def test_qkv_is_read_once_and_each_result_written_once():
 
     inputs = sum(t.nbytes for t in (*scene.parts(), scene.cos, scene.sin, scene.slots, scene.q_weight, scene.k_weight))
     assert moved.read_distinct == inputs, "no more and no less than the arguments is read"
-    assert moved.read <= 1.3 * inputs, "each row of qkv is loaded once; angles and weights are few"
-    assert moved.written == q.nbytes + 2 * scene.values[scene.slots].nbytes
+    assert moved.read <= 1.15 * inputs, (  # weights, and angles of a token whose heads two programs share, come again
+        f"{moved.read:,} bytes read, {inputs:,} are needed: load each row of qkv once; angles and weights are few"
+    )
+    results = q.nbytes + 2 * scene.values[scene.slots].nbytes
+    assert moved.written == results, f"{moved.written:,} bytes written of {results:,}: store q, K and V, each once"
+
+
+@pytest.mark.slow
+def test_it_compiles_for_an_h100():
+    compiles("qk_norm_rope_store_kernel[fp16 i64 HEADS=16", "sm_90")

@@ -48,7 +48,8 @@ def test_the_block_of_the_page():
 
     assert largest.item() == logits[0, 1].item(), "the largest logit of the block, as it is"
     expected = math.log2(4 / 3) + noise.double()
-    check(SAMPLE_SCORES, score, expected, "log₂(e⁰ + e^(-ln 3)) = log₂(4/3), and the block's own noise")
+    hint = "log₂(e⁰ + e^(-ln 3)) = log₂(4/3), and the block's own noise (counter -1 - block, in powers of two)"
+    check(SAMPLE_SCORES, score, expected, hint)
 
 
 @pytest.mark.parametrize("vocab", [BLOCK - 1, BLOCK, 3 * BLOCK + 5])
@@ -61,7 +62,8 @@ def test_score_is_the_log_sum_exp_of_a_block_and_its_noise(vocab, dtype):
     relative = (x - x.amax(dim=-1, keepdim=True)) / torch.tensor(temperatures, device=DEVICE).view(-1, 1, 1)
     assert torch.equal(largest.double(), x.amax(dim=-1)), "largest is the maximum of the block, without temperature"
     expected = relative.logsumexp(dim=-1) / math.log(2) + noise.double()
-    check(SAMPLE_SCORES, score, expected, "log₂ Σ exp((x - largest) / T), then noise: T divides logits, never noise")
+    hint = "log₂ Σ exp((x - largest) / temperature), then noise: the temperature divides logits, never noise"
+    check(SAMPLE_SCORES, score, expected, hint)
 
 
 @pytest.mark.parametrize("same", [{"seeds": [5, 5]}, {"positions": [5, 5]}], ids=["other position", "other seed"])

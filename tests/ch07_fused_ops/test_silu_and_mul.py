@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from minisgl_kernels.triton.activation import silu_and_mul
 
-from tests.ch07_fused_ops.scene import DEVICE, check, interpreted, random, rows_apart
+from tests.ch07_fused_ops.scene import DEVICE, check, compiles, interpreted, random, rows_apart
 from tests.tolerances import FUSED
 
 
@@ -56,3 +56,8 @@ def test_each_byte_is_moved_once():
 
     assert moved.read == gate_up.nbytes, f"{moved.read:,} bytes read of {gate_up.nbytes:,}"
     assert moved.written == out.nbytes, f"{moved.written:,} bytes written of {out.nbytes:,}"
+
+
+@pytest.mark.slow
+def test_it_compiles_for_an_h100():
+    compiles("silu_and_mul_kernel[fp16 WIDTH=1536", "sm_90")
