@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from minisgl_kernels import cuda
 from minisgl_kernels.cpu.build import BuildError, find_compiler
+from minisgl_kernels.cuda import driver
 
+SOURCES = "MINISGL_CUDA_SOURCES"
 on_gpu = torch.cuda.is_available()
 
 
@@ -20,6 +27,25 @@ def require() -> None:
         find_compiler()
     except BuildError as error:
         pytest.skip(f"the emulator needs a C++ compiler: {error}", allow_module_level=True)
+
+
+@contextlib.contextmanager
+def only_the_compilers_words() -> Iterator[None]:
+    """Fail with what the host's compiler says of a source, without our traceback."""
+    try:
+        yield
+    except BuildError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+def launch(probe: str, macros: dict[str, str | int], args: driver.Args, monkeypatch, seed: int = 0) -> None:
+    """Run one block of probe.cu or overlap.cu of this folder, whose kernel has the name of the file."""
+    others = os.environ.get(SOURCES, "")
+    own = f"{probe}.cu={Path(__file__).with_name(probe + '.cu')}"
+    monkeypatch.setenv(SOURCES, os.pathsep.join(filter(None, [others, own])))
+    with only_the_compilers_words():
+        place = torch.device("cuda" if on_gpu else "cpu")
+        cuda._launch(f"{probe}.cu", tuple(macros.items()), probe, (1, 1, 1), args, place, seed)
 
 
 def compile_source(name: str, arch: str, macros: dict[str, str | int]) -> None:

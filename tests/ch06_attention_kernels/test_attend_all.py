@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from minisgl_kernels import cuda
+from minisgl_kernels.cuda import driver
 
 from tests.ch06_attention_kernels import cuda_case
 from tests.ch06_attention_kernels.harness import Scene
@@ -18,7 +19,9 @@ SEEDS = range(4)  # each is an order of threads, and of copies that land early o
 def check(scene: Scene, why: str = "") -> None:
     __tracebackhide__ = True
     for seed in SEEDS if not cuda_case.on_gpu else [0]:
-        scene.check(cuda.paged_decode(*scene.arguments(), scene.blank(), step=5, seed=seed), why)
+        with cuda_case.only_the_compilers_words():
+            out = cuda.paged_decode(*scene.arguments(), scene.blank(), step=5, seed=seed)
+        scene.check(out, why)
 
 
 def test_a_sequence_that_fits_into_one_tile():
@@ -28,9 +31,29 @@ def test_a_sequence_that_fits_into_one_tile():
 def test_several_tiles_take_turns_in_the_two_buffers():
     why = (
         "a tile was read before all of it had landed, or overwritten while somebody still read it, or taken for "
-        "another: wait for your own copies, then a barrier, then attend, then a barrier"
+        "another: wait for your own copies, then a barrier, then attend, then a barrier; and start a copy behind the "
+        "last tile too, or the wait lets the last one through"
     )
     check(Scene([3 * TILE + 3], page_size=16, head_dim=64, dtype=torch.float16), why)
+
+
+@pytest.mark.skipif(cuda_case.on_gpu, reason="only the emulator knows which copies are under way")
+def test_the_next_tile_is_copied_while_this_one_is_attended_to(monkeypatch):
+    """Behind the last tile comes none. Whether a round waits before or after it starts a copy is up to you."""
+    tiles = 4
+    scene = Scene([tiles * TILE], page_size=16, head_dim=64, kv_heads=1, group=1, dtype=torch.float16)
+    q, keys, values, table, page_size, lens, starts, scale, _ = scene.arguments()
+    out, counts = scene.blank(), torch.zeros(cuda.THREADS)
+    args = driver.Args(
+        *(x.data_ptr() for x in (q, keys, values, table, lens, starts, out, counts)), 0, q.stride(0), table.stride(0),
+        *keys.stride()[:2], *values.stride()[:2], 1, page_size, 0, 1, scale,
+    )  # fmt: skip
+
+    cuda_case.launch("overlap", {"DTYPE": "f16", "GROUP": 1, "HEAD_DIM": 64}, args, monkeypatch)
+
+    overlapped = int(counts.min())
+    found = f"{tiles} tiles, {overlapped} of them attended to with a copy under way"
+    assert overlapped >= tiles - 1, f"{found}: start the next tile before you attend, and do not wait for it yet"
 
 
 @pytest.mark.parametrize("length", [TILE - 1, TILE, TILE + 1, 2 * TILE])

@@ -31,7 +31,8 @@ def check(scene: Scene, monkeypatch, splits: int = 1, why: str = "") -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_query_attends_to_all_keys_of_its_sequence(dtype, monkeypatch):
-    check(Scene([5, 1, 130], dtype=dtype), monkeypatch)
+    why = "K and V have strides of their own; scores go to softmax_step unscaled"
+    check(Scene([5, 1, 130], dtype=dtype), monkeypatch, why=why)
 
 
 @pytest.mark.parametrize("length", [1, TILE - 1, TILE, TILE + 1, 2 * TILE + 1])
@@ -138,9 +139,19 @@ def test_offsets_into_the_pool_need_more_than_32_bits():
     _, total, acc = attend(q, pool[:16], pool[16:], stride, stride, slots)
 
     weights = ((q.float() @ rows[:, :16].float().T) * math.log(2)).softmax(1)
-    torch.testing.assert_close(acc / total[:, None], weights @ rows[:, 16:].float(), atol=1e-2, rtol=1e-2)
+    why = "slots_at gives int64: keep it until the stride is multiplied in"
+    expected = weights @ rows[:, 16:].float()
+    torch.testing.assert_close(acc / total[:, None], expected, atol=1e-2, rtol=1e-2, msg=lambda m: f"{why}\n{m}")
 
 
 @pytest.mark.slow
-def test_it_compiles_for_a_gpu():
-    compile_kernel("decode_kernel[fp16", "sm_75")
+@pytest.mark.parametrize("head_dim", [128, 96])
+def test_it_compiles_for_a_gpu(head_dim):
+    compile_kernel(decode.__name__, "fp16", HEAD_DIM=head_dim)
+
+
+@pytest.mark.slow
+def test_both_products_of_fp32_take_the_precision():
+    rounded = compile_kernel(decode.__name__, "fp32").count("inputPrecision = tf32")
+
+    assert not rounded, "input_precision=PRECISION: a GPU would round fp32 to 10 bits"

@@ -24,13 +24,7 @@ def check(scene: Scene, why: str = "") -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_each_token_of_a_prompt_sees_itself_and_those_before_it(dtype):
-    check(Scene([9], [9], dtype=dtype))
-
-
-@pytest.mark.parametrize(("length", "new"), [(70, 2), (TILE + 1, 3), (2 * TILE, 5), (150, 40)])
-def test_a_chunk_sees_the_tokens_of_earlier_chunks(length, new):
-    why = "query t stands at length - new + t: that is what `asks` holds"
-    check(Scene([length], [new], page_size=16), why)
+    check(Scene([9], [9], dtype=dtype), "a token sees itself")
 
 
 def test_tiles_without_a_mask_are_added_to_those_with_one():
@@ -41,6 +35,12 @@ def test_tiles_without_a_mask_are_added_to_those_with_one():
     scene.q *= 2
 
     check(scene, "largest, total and acc go on from what they were given")
+
+
+@pytest.mark.parametrize(("length", "new"), [(70, 2), (TILE + 1, 3), (2 * TILE, 5), (150, 40)])
+def test_a_chunk_sees_the_tokens_of_earlier_chunks(length, new):
+    why = "query t stands at length - new + t: that is what `asks` holds"
+    check(Scene([length], [new], page_size=16), why)
 
 
 def test_a_large_score_in_the_last_tile_makes_earlier_ones_smaller():
@@ -54,7 +54,7 @@ def test_a_large_score_in_the_last_tile_makes_earlier_ones_smaller():
 
 @pytest.mark.parametrize("window", [1, 5, 64, 100])
 def test_with_a_window_a_token_sees_that_many_itself_among_them(window):
-    check(Scene([170], [50], page_size=16, window=window))
+    check(Scene([170], [50], page_size=16, window=window), "with a window, WINDOW keys, itself among them")
 
 
 def test_a_query_whose_window_begins_after_a_tile_sees_nothing_of_it():
@@ -86,5 +86,13 @@ def test_sequences_of_any_length_share_a_launch():
 
 
 @pytest.mark.slow
-def test_it_compiles_for_a_gpu():
-    compile_kernel("flash_kernel[fp16", "sm_75")
+@pytest.mark.parametrize("sizes", [{}, {"HEAD_DIM": 96, "BLOCK_D": 128, "WINDOW": 64}], ids=["128", "96 and a window"])
+def test_it_compiles_for_a_gpu(sizes):
+    compile_kernel(attention.__name__, "fp16", **sizes)
+
+
+@pytest.mark.slow
+def test_both_products_of_fp32_take_the_precision():
+    rounded = compile_kernel(attention.__name__, "fp32").count("inputPrecision = tf32")
+
+    assert not rounded, "input_precision=PRECISION: a GPU would round fp32 to 10 bits"

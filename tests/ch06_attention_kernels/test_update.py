@@ -98,4 +98,4 @@ def test_the_state_before_is_not_changed():
 
     update(before, [3.0], [[4.0, 5.0]])
 
-    assert before == State(0.0, 1.0, [1.0, 2.0])
+    assert before == State(0.0, 1.0, [1.0, 2.0]), "the old State's list was changed"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from minisgl_kernels import cuda
@@ -15,18 +12,13 @@ from tests.ch06_attention_kernels.harness import Scene, device
 
 cuda_case.require()
 
-PROBE = Path(__file__).with_name("probe.cu")
-SOURCES = "MINISGL_CUDA_SOURCES"
-
 
 def sums(x: torch.Tensor, run: int, monkeypatch, seed: int = 0) -> torch.Tensor:
     """What each thread gets from warp_sum<run>."""
-    others = os.environ.get(SOURCES, "")
-    monkeypatch.setenv(SOURCES, os.pathsep.join(filter(None, [others, f"probe.cu={PROBE}"])))
     x, out = x.to(device()), torch.full_like(x, torch.nan, device=device())
     args = driver.Args(q=x.data_ptr(), out=out.data_ptr())
-    macros = (("DTYPE", "float"), ("GROUP", 1), ("HEAD_DIM", 64), ("RUN", run))
-    cuda._launch("probe.cu", macros, "probe", (1, 1, 1), args, torch.device(device()), seed)
+    macros = {"DTYPE": "float", "GROUP": 1, "HEAD_DIM": 64, "RUN": run}
+    cuda_case.launch("probe", macros, args, monkeypatch, seed)
     return out.cpu()
 
 
@@ -36,7 +28,13 @@ def test_every_lane_gets_the_sum_of_its_run(run, monkeypatch):
 
     expected = x.view(-1, run).sum(1, keepdim=True).expand(-1, run).flatten()
 
-    assert torch.equal(sums(x, run, monkeypatch), expected), f"runs are aligned: lanes 0 … {run - 1}, {run} … and so on"
+    out = sums(x, run, monkeypatch)
+
+    for thread in (out != expected).nonzero().flatten().tolist()[:1]:
+        lane = thread % 32
+        first = lane - lane % run
+        of_run = f"lanes {first} … {first + run - 1} sum to {expected[thread]:.0f}"
+        pytest.fail(f"lane {lane} got {out[thread]:.0f}; {of_run}", pytrace=False)
 
 
 def test_a_run_of_one_lane_is_its_own_sum(monkeypatch):
@@ -67,7 +65,8 @@ def test_the_order_in_which_lanes_run_does_not_matter(seed, monkeypatch):
 def test_the_steps_of_the_ladder_that_use_it_give_the_answer(step):
     scene = Scene([37, 5], page_size=16, head_dim=64)
 
-    out = cuda.paged_decode(*scene.arguments(), scene.blank(), step=step)
+    with cuda_case.only_the_compilers_words():
+        out = cuda.paged_decode(*scene.arguments(), scene.blank(), step=step)
 
     scene.check(out)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -17,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default, said aloud: Triton 3.9 warns otherwise
 
 import triton
 from triton.backends.compiler import GPUTarget

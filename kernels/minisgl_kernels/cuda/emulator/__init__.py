@@ -52,7 +52,7 @@ def launch(
 
 @functools.cache
 def _load(stem: str, text: str, macros: tuple[tuple[str, str | int], ...]) -> ctypes.CDLL:
-    flags = ("-O1", *(f"-D{macro}={value}" for macro, value in macros))
+    flags = ("-O1", "-Wno-narrowing", *(f"-D{macro}={value}" for macro, value in macros))
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / f"{stem}.cpp"
         source.write_text(text)
