@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -91,3 +92,12 @@ def test_the_glossary_is_in_alphabetical_order():
     text = (ROOT / "chapters/reference/glossary.md").read_text(encoding="utf-8")
     terms = [line[3:] for line in text.splitlines() if line.startswith("## ")]
     assert terms == sorted(terms, key=str.lower)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_shows_no_warning_and_no_path_of_the_machine_it_ran_on(path):
+    outputs = [o for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] for o in cell.get("outputs", [])]
+    texts = ["".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for o in outputs]
+
+    assert [o["text"] for o in outputs if o.get("name") == "stderr"] == []
+    assert [text for text in texts if "site-packages" in text or str(ROOT) in text] == []
