@@ -19,6 +19,8 @@ import minisgl_kernels as ops
 import torch
 from tqdm import tqdm
 
+from minisgl.attention import backend
+from minisgl.attention.in_place import InPlaceAttention
 from minisgl.config import EngineConfig
 from minisgl.core import FinishReason, Request, SamplingParams, TokenLogprobs
 from minisgl.engine.engine import Engine
@@ -115,7 +117,7 @@ class LLM:
         model_config = ModelConfig.from_folder(self.path)
         dtype = _dtype(self.config.dtype, model_config.dtype, self.device)
         kernels, attention = (ops.choose(c, self.device, dtype) for c in (self.config.kernels, self.config.attention))
-        in_place = self.config.kv_cache == "paged" and attention in ("triton", "cuda", "flash_attn")
+        in_place = self.config.kv_cache == "paged" and issubclass(backend(attention), InPlaceAttention)
         layer = FusedAttention if kernels == "triton" and in_place else Attention
         self.model = build_model(model_config, ops.implementation(kernels), layer)
         if self.config.random_weights:

@@ -1,7 +1,7 @@
-"""Every op of the decoder that is more than a matrix product, in plain torch.
+"""Every op of the decoder, and sampling, in plain torch.
 
-These are the definitions. Faster implementations are compared with them, and a CPU runs them as they are.
-Rows are tokens: only `attend` knows of sequences, and nothing here of caches.
+These are the definitions. Faster implementations are compared with them, and any device runs them as they are. Rows are
+tokens: only attention knows of sequences. Pages and slots are integers here; who holds them is not known.
 """
 
 from __future__ import annotations

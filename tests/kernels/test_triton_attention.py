@@ -395,3 +395,10 @@ def test_it_launches_on_the_current_stream_and_waits_for_nothing(queries):
     stream.synchronize()
 
     paged.check(out)
+
+
+def test_a_first_launch_inside_a_graph_is_refused_since_the_counters_would_be_the_graphs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    with pytest.raises(RuntimeError, match="call paged_decode once before a CUDA graph captures it"):
+        decode._arrivals.__wrapped__(torch.device("cuda"))

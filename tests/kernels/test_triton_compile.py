@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,9 @@ def test_every_kernel_compiles(arch):
     for kernel in ("add_rms_norm", "qk_norm_rope_store", "silu_and_mul", "embedding"):
         assert f"{arch}  {kernel}_kernel[" in done.stdout
     assert ("bf16" in done.stdout) == (arch != "sm_75")  # the T4 has no bfloat16
+    if arch == "sm_75":  # nor more than 64 KB of shared memory for a program
+        shared = [int(size.replace(",", "")) for size in re.findall(r"([\d,]+) B shared", done.stdout)]
+        assert max(shared) <= 65_536
 
 
 def test_what_does_not_compile_is_named_and_the_rest_goes_on(tmp_path):

@@ -72,7 +72,7 @@ def flash_kernel(
 ):  # fmt: skip
     """One program: BLOCK_Q tokens of one sequence, for the query heads of one KV head.
 
-    Strides are compile-time constants: a pool has one layout, and address arithmetic takes a third less.
+    Strides are compile-time constants: a pool has one layout, and address arithmetic then folds away.
     """
     kv_head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # the longest first
     sequence = sequence_of(tile, query_starts, num_sequences, BLOCK_Q)

@@ -57,7 +57,7 @@ def decode_kernel(
 ):  # fmt: skip
     """One program: the query heads that share a KV head, as rows of a tile, over one split of one sequence's keys.
 
-    Strides are compile-time constants: a pool has one layout, and address arithmetic takes a third less.
+    Strides are compile-time constants: a pool has one layout, and address arithmetic then folds away.
     """
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, next_row = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
