@@ -77,9 +77,10 @@ def _parser() -> argparse.ArgumentParser:
         add_fields(sub.add_argument_group("sampling"), SamplingParams)
     chat.set_defaults(max_tokens=1024)
 
-    bench = command("bench", _bench, "Measure: ladder (every chapter's engine) or offline (many requests at once).")
-    bench.add_argument("what", choices=("ladder", "offline"))
-    bench.add_argument("options", nargs=argparse.REMAINDER, help="of the benchmark: see `minisgl bench ladder --help`")
+    bench = command("bench", _bench, "Measure speed, beside what this machine allows.")
+    kinds = "many requests at once, a few, a shared prefix with and without its cache, or each chapter's engine"
+    bench.add_argument("what", choices=("offline", "latency", "prefix", "ladder"), help=kinds)
+    bench.add_argument("options", nargs=argparse.REMAINDER, help="of each: see `minisgl bench offline --help`")
     fetch = command("fetch", _fetch, "Download and convert the course's default model, once.")
     fetch.add_argument("--force", action="store_true", help="fetch again although the model is there")
     return parser

@@ -24,7 +24,7 @@ class EngineConfig:
         eviction: which cached prefix goes first: the least recently used, the least often used, or the oldest.
         batching: mixed puts decodes beside prefills; prefill_first separates them; static runs a group to its end.
         chunked_prefill: cut a prompt that exceeds the step's budget; otherwise it runs whole, alone if it must.
-        max_batch_tokens: tokens that a step may compute; static batching has no such limit.
+        max_batch_tokens: tokens that a step may compute, without static batching; 0 is 2,048, and 16,384 on a GPU.
         max_running_requests: requests that run side by side.
         max_model_len: longest sequence in tokens, answer included; 0 is the model's context.
         policy: order of waiting requests: fcfs (first come, first served) or lpm (longest cached prefix first).
@@ -32,6 +32,10 @@ class EngineConfig:
         attention: over the pages: torch copies them together; cpp (on a CPU), triton, cuda and flash_attn (on a GPU)
             read them in place; auto is triton on a GPU and cpp on a CPU, where they run.
         kernels: the layers' other ops, and sampling: torch; cpp (on a CPU); triton (on a GPU), which fuses them; auto.
+        graphs: replay steps from CUDA graphs; on captures all sizes at the start, lazy each when it is first met; auto
+            is on for attention triton or cuda. On a CPU, with torch's ops, a stand-in plays their part.
+        graph_tokens: steps with prompts are graphs too, up to so many tokens; 0 launches them kernel by kernel.
+        overlap: plan and launch a step while the one before runs; auto is on with a GPU.
         trace: write one JSON event a step to this file.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
         weight_seed: seed of the random weights.
@@ -51,24 +55,32 @@ class EngineConfig:
     eviction: Literal["lru", "lfu", "fifo"] = "lru"
     batching: Literal["static", "prefill_first", "mixed"] = "mixed"
     chunked_prefill: bool = True
-    max_batch_tokens: int = 2048
+    max_batch_tokens: int = 0
     max_running_requests: int = 256
     max_model_len: int = 0
     policy: Literal["fcfs", "lpm"] = "fcfs"
     output_reserve: float = 0.3
     attention: Literal["auto", "torch", "cpp", "triton", "cuda", "flash_attn"] = "auto"
     kernels: Literal["auto", "torch", "cpp", "triton"] = "auto"
+    graphs: Literal["auto", "off", "lazy", "on"] = "auto"
+    graph_tokens: int = 512
+    overlap: Literal["auto", "off", "on"] = "auto"
     trace: str | None = None
     random_weights: bool = False
     weight_seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_batch_tokens", "max_running_requests"):
+        for name in ("page_size", "max_running_requests"):
             require(self, getattr(self, name) >= 1, name, "at least 1")
+        for name in ("max_batch_tokens", "graph_tokens"):
+            require(self, getattr(self, name) >= 0, name, "0 or more")
         require(self, self.max_model_len >= 0, "max_model_len", "0 (the model's context) or more")
         require(
             self, self.kv_pages == 0 or self.kv_pages > 1, "kv_pages", "0 (automatic) or more than 1: one is a dummy"
         )
+        if self.kv_cache != "paged":
+            for name in ("graphs", "overlap"):
+                require(self, getattr(self, name) in ("auto", "off"), name, "off without a paged KV cache")
         if self.attention == "flash_attn":
             require(self, self.page_size % 256 == 0, "page_size", "a multiple of 256 for attention=flash_attn")
         for name in ("memory_fraction", "output_reserve"):
@@ -86,7 +98,8 @@ class EngineConfig:
         return replace(cls(**_CHAPTERS[number]), **overrides)
 
 
-_TORCH: dict[str, Any] = {"attention": "torch", "kernels": "torch"}  # the ops of chapters 1 to 5
+_EAGER: dict[str, Any] = {"graphs": "off", "overlap": "off", "max_batch_tokens": 2048}  # until chapter 8
+_TORCH = _EAGER | {"attention": "torch", "kernels": "torch"}  # the ops of chapters 1 to 5
 _STATIC = _TORCH | {"batching": "static", "max_running_requests": 16}
 _CHAPTERS: dict[int, dict[str, Any]] = {
     1: _TORCH | {"kv_cache": "none"},
@@ -94,6 +107,7 @@ _CHAPTERS: dict[int, dict[str, Any]] = {
     3: _STATIC | {"prefix_cache": "none"},
     4: _STATIC,
     5: _TORCH,
-    6: {"attention": "auto", "kernels": "torch"},
-    7: {},
+    6: _EAGER | {"attention": "auto", "kernels": "torch"},
+    7: _EAGER,
+    8: {},
 }

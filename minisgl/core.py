@@ -117,14 +117,32 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # what its parameters ask for
+    filtered: bool = False  # top-k, top-p or min-p
+    by_host: str = ""  # why its next token cannot be chosen before the host has seen the one before
 
     def __post_init__(self) -> None:
+        params = self.params
         self.prompt_len = len(self.tokens)
-        self.max_len = self.prompt_len + self.params.max_tokens
+        self.max_len = self.prompt_len + params.max_tokens
+        self.filtered = bool(params.top_k or params.top_p < 1 or params.min_p)
+        by_host = {
+            "penalties": params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty,
+            "logit_bias": params.logit_bias,
+            "min_tokens": params.min_tokens and self.stop_ids,
+            "logprobs": params.logprobs is not None,
+        }
+        self.by_host = next((reason for reason, holds in by_host.items() if holds), "")
 
     @property
     def output(self) -> list[int]:
         return self.tokens[self.prompt_len :]
+
+    @property
+    def num_ready(self) -> int:
+        """Tokens that may have gone through the model after the next step: the known ones, or one more than are under
+        way, which the step before will bring. The last token of an answer is never fed back."""
+        return min(max(len(self.tokens), self.num_computed + 1), self.max_len - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +162,7 @@ class Batch:
     starts: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     moved: list[tuple[Request, int]] = field(default_factory=list)  # page tables that changed, from which page on
+    held: list[int] = field(default_factory=list)  # pages that only this step still reads
 
     def __iter__(self) -> Iterator[tuple[Request, int, int]]:
         """Each request with the position and the number of its tokens."""
@@ -159,6 +178,7 @@ class WorkCounts:
     """What the engine did, counted rather than timed: the same on every machine."""
 
     steps: int = 0
+    graph_steps: int = 0  # of these, replayed from a graph
     tokens_computed: int = 0  # token rows that went through the decoder
     tokens_reused: int = 0  # prompt tokens whose K and V another request had computed
     preemptions: int = 0

@@ -203,6 +203,8 @@ def check_pool(scheduler: Scheduler, requests: Iterable[Request]) -> None:
             stack.append(child)
 
     holders, locks = Counter[int](), Counter[Node]()
+    for batch in scheduler.in_flight:
+        holders.update(batch.held)
     for r in holding:
         assert len(set(r.pages)) == len(r.pages), "a page table names a page twice"
         assert len(r.pages) == cache.pages_for(r.num_computed), "as many pages as the computed tokens need"

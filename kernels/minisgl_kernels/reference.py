@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from minisgl_kernels.graphs import is_capturing
+
 linear = F.linear
 embedding = F.embedding
 _LOG2_E = 1.4426950408889634
@@ -167,6 +169,37 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """silu_and_mul of a product: x [T, hidden], weight [2 · width, hidden] with the gate's rows first → [T, width]."""
+    return silu_and_mul(linear(x, weight, bias))
+
+
+def add_rms_norm_linear(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The product of what `add_rms_norm` normalises; returns (product [T, outputs], sum [T, hidden])."""
+    normed, total = add_rms_norm(x, residual, norm_weight, eps)
+    return linear(normed, weight, bias), total
+
+
+def add_rms_norm_linear_silu_mul(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`linear_silu_mul` of what `add_rms_norm` normalises; returns (gated product [T, width], sum [T, hidden])."""
+    normed, total = add_rms_norm(x, residual, norm_weight, eps)
+    return linear_silu_mul(normed, weight, bias), total
+
+
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -195,7 +228,7 @@ def sample(
         ids [B] int64; -1 where a row holds NaN or +inf, or -inf only.
     """
     greedy = temperature == 0
-    looking = logits.device.type == "cpu"  # anywhere else a look would be a wait
+    looking = logits.device.type == "cpu" and not is_capturing()  # anywhere else a look would be a wait
     if looking and not greedy.any():
         best = logits.amax(dim=-1)
         ids = _draw(logits.float(), best, temperature, seeds, positions, top_k, top_p, min_p)

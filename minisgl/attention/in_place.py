@@ -9,6 +9,8 @@ from minisgl.kvcache.mha_pool import MHAPool
 class InPlaceAttention:
     """One step's attention over pages. A backend adds `attend`. Arguments as of torch_backend.TorchAttention."""
 
+    takes_chunks = True  # in a graph
+
     def __init__(self, pool: MHAPool, rows: PagedRows, work: WorkCounts | None = None) -> None:
         self.pool, self.rows, self.work = pool, rows, work or WorkCounts()
         token_bytes = pool.kv.element_size() * pool.kv.shape[-2:].numel() * 2  # K and V of one token in one layer

@@ -71,3 +71,27 @@ def make_groups(rows: PagedRows, page_size: int) -> list[Group]:
         equal = new == 1 and all(rows.kv_lens[i] == longest for i in indices)
         groups.append(Group(queries, slots, None if equal else mask))
     return groups
+
+
+class PaddedAttention:
+    """Attention of one query a sequence in a step of fixed shapes: everybody is as long as the page table is wide.
+
+    For graphs of torch's ops, at their price: what lies behind a sequence's end is read too.
+    """
+
+    takes_chunks = False
+
+    def __init__(self, pool: MHAPool, rows: PagedRows, work: WorkCounts | None = None) -> None:
+        self.pool, self.rows = pool, rows
+        width, lens = rows.page_table.shape[1] * pool.page_size, rows.device_kv_lens.unsqueeze(1)
+        places = torch.arange(width, device=lens.device).expand(len(lens), -1)  # [B, S]
+        self.slots = slots_of(rows.page_table, places.minimum(lens - 1), pool.page_size)
+        self.mask = (places < lens)[:, None, None, :]  # [B, 1, 1, S]
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """See TorchAttention.forward."""
+        self.pool.store(layer, k, v, self.rows.slots)
+        keys, values = self.pool.layer(layer)
+        return attend(q.unsqueeze(1), keys[self.slots], values[self.slots], self.mask).squeeze(1)

@@ -4,7 +4,8 @@ Nothing is global: two engines can live in one process.
 """
 
 import os
-from dataclasses import asdict
+from collections import deque
+from dataclasses import asdict, replace
 
 import minisgl_kernels as ops
 import torch
@@ -13,6 +14,8 @@ from minisgl.attention import backend
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, FinishReason, ForwardBatch, Request, WorkCounts
 from minisgl.engine.arrays import BatchArrays
+from minisgl.engine.rows import DeviceRows
+from minisgl.engine.runner import Flight, StepRunner
 from minisgl.engine.sampler import sample_rows
 from minisgl.engine.trace import Trace
 from minisgl.kvcache.cache_manager import CacheManager
@@ -32,25 +35,39 @@ class Engine:
     """
 
     def __init__(self, model: LlamaForCausalLM, config: EngineConfig) -> None:
+        on_gpu = model.device.type == "cuda"
+        if on_gpu and not config.max_batch_tokens:
+            config = replace(config, max_batch_tokens=16_384)
         self.model, self.config, self.work = model, config, WorkCounts()
         longest = model.config.max_position_embeddings
         context = config.max_model_len or longest
         if context > longest:
             raise ValueError(f"max_model_len is {context:,}, but this model's context is {longest:,}")
-        self.pool = self._new_pool(config.page_size, context)
+        attention, kernels = (ops.choose(c, model.device, model.dtype) for c in (config.attention, config.kernels))
+        self.attention, self.ops = backend(attention), ops.implementation(kernels)
+        graphs = self._choose_graphs(attention, kernels)
+        overlap = config.overlap == "on" or (config.overlap == "auto" and on_gpu and config.kv_cache == "paged")
+        with_runner = graphs != "off" or overlap
+        reserve = self._activation_bytes() if with_runner and on_gpu and not config.kv_pages else 0
+        self.pool = self._new_pool(config.page_size, context, reserve)
         self.pages = PageAllocator(self.pool.kv.shape[2])
         self.prefix = PREFIX_CACHES[config.prefix_cache](self.pages, config.page_size, config.eviction)
         cache = CacheManager(self.pages, config.page_size, self.prefix)
         max_len = min(context, self.pages.capacity * config.page_size + 1)  # the last token is never fed back
         self.scheduler = Scheduler(config, cache, max_len, self.work)
-        self.attention = backend(ops.choose(config.attention, model.device, model.dtype))
-        self.ops = ops.implementation(ops.choose(config.kernels, model.device, model.dtype))
-        self.arrays = BatchArrays(config.max_running_requests, max_len, config.page_size, model.device)
         self.trace = Trace(config.trace, self.scheduler) if config.trace else None
+        place = (config.max_running_requests, max_len, config.page_size, model.device)
+        self.arrays = BatchArrays(*place)
+        self.flights, self._ahead = deque[Flight](), int(overlap)  # steps in flight, and how many may stay so
+        self.runner: StepRunner | None = None
+        if with_runner:
+            self.runner = StepRunner(model, self.pool, DeviceRows(*place), self.attention, self.ops, self.work)
+        if self.runner and graphs != "off":
+            self.runner.use_graphs(backend(attention, in_graph=True), graphs == "lazy", config.graph_tokens)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self.scheduler.finished)
+        return self.scheduler.has_work or bool(self.scheduler.finished or self.flights)
 
     def add(self, request: Request, refusal: str = "") -> None:
         """Queue a request. One that cannot be served, or was refused before, comes out of the next step, finished, with
@@ -67,23 +84,43 @@ class Engine:
         self.scheduler.abort(request_id, reason)
 
     def step(self) -> list[Request]:
-        """Plan, run and retire one step.
+        """Plan and launch one step, and retire what need not stay in flight: with overlap, the step before.
 
         Returns:
             The requests that got a token or ended, each once.
         """
-        grown = []
-        if batch := self.scheduler.plan():
+        batch, grown = self.scheduler.plan(), list[Request]()
+        if batch:
+            waits = any(request.by_host for request in batch.requests)  # for the tokens of every step before
             try:
-                tokens = self.forward(batch)
+                if waits:
+                    grown += self._retire(0)
+                self.flights.append(self.launch(batch))
             except BaseException:  # Ctrl-C or no memory: nothing is lost, and whoever goes on can
                 self.scheduler.undo(batch)
                 raise
-            grown = self.scheduler.retire(batch, tokens)
+        grown += self._retire(self._ahead if batch and not waits else 0)
+        if not self.scheduler.has_work:  # what is still in flight brings nothing that anybody wants
+            self._retire(0)
         ended, self.scheduler.finished = self.scheduler.finished, []
         if self.trace:
             self.trace.write(batch, ended)
         return list(dict.fromkeys([*grown, *ended]))
+
+    def launch(self, batch: Batch) -> Flight:
+        """Start a planned step. Without a runner it is over when this returns."""
+        if self.runner:
+            return self.runner.launch(batch)
+        tokens = self.forward(batch)
+        return Flight(batch, lambda: tokens)
+
+    def _retire(self, ahead: int) -> list[Request]:
+        """Take in the tokens of the oldest steps in flight until `ahead` are left; the requests that got one."""
+        grown = []
+        while len(self.flights) > ahead:
+            tokens = self.flights[0].tokens()  # may be interrupted: until then the step is in flight
+            grown += self.scheduler.retire(self.flights.popleft().batch, tokens)
+        return grown
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> list[int]:
@@ -107,17 +144,44 @@ class Engine:
 
     def stats(self) -> dict[str, float]:
         """Work done so far, requests by state, pages and bytes in use."""
-        return asdict(self.work) | {
-            "requests_running": len(self.scheduler.running),
-            "requests_waiting": len(self.scheduler.waiting),
-            "pages": self.pages.capacity,
-            "pages_free": self.pages.num_free,
-            "pages_cached": self.prefix.num_pages,
-            "kv_pool_bytes": self.pool.kv.nbytes,
-        }
+        eager = self.runner.eager_steps if self.runner else {}
+        return (
+            asdict(self.work)
+            | {f"eager_steps_{reason}": n for reason, n in eager.items()}
+            | {
+                "requests_running": len(self.scheduler.running),
+                "requests_waiting": len(self.scheduler.waiting),
+                "pages": self.pages.capacity,
+                "pages_free": self.pages.num_free,
+                "pages_cached": self.prefix.num_pages,
+                "kv_pool_bytes": self.pool.kv.nbytes,
+            }
+        )
 
-    def _new_pool(self, page_size: int, context: int) -> MHAPool:
-        """A pool of config.kv_pages, or as large as the memory allows and max_running_requests can use."""
+    def _choose_graphs(self, attention: str, kernels: str) -> str:
+        """off, lazy or on; a ValueError where there can be none."""
+        graphs, device = self.config.graphs, self.model.device.type
+        if graphs == "auto":
+            return "on" if device == "cuda" and attention in ("triton", "cuda") else "off"
+        if graphs != "off" and device != "cuda" and (attention, kernels) != ("torch", "torch"):
+            raise ValueError(
+                f"graphs={graphs} on {device} is a stand-in, which sees torch's ops only: choose --attention torch and "
+                "--kernels torch, or --graphs off"
+            )
+        return graphs
+
+    def _activation_bytes(self) -> int:
+        """Memory that the largest steps take besides weights and pool, with and without graphs, as measured."""
+        config, shape = self.config, self.model.config
+        pool = MHAPool(shape.num_layers, 2, 16, shape.num_kv_heads, shape.head_dim, self.model.dtype, self.model.device)
+        rows = DeviceRows(config.max_running_requests, 16, 16, self.model.device)
+        runner = StepRunner(self.model, pool, rows, self.attention, self.ops, WorkCounts())
+        most = min(config.max_batch_tokens, config.max_running_requests * shape.max_position_embeddings)
+        return sum(runner.rehearse(n) for n in (most, config.graph_tokens or config.max_running_requests))
+
+    def _new_pool(self, page_size: int, context: int, reserve: int) -> MHAPool:
+        """A pool of config.kv_pages, or as large as the memory allows, less the reserve, and max_running_requests can
+        use."""
         config, shape, device = self.config, self.model.config, self.model.device
         heads = (shape.num_kv_heads, shape.head_dim)
         num_pages = config.kv_pages
@@ -125,11 +189,13 @@ class Engine:
             fraction = config.memory_fraction or (0.9 if device.type == "cuda" else 0.25)
             page_bytes = page_size * kv_bytes_per_token(shape.num_layers, *heads, self.model.dtype)
             most = config.max_running_requests * -(-context // page_size) + 1
-            num_pages = pages_in(int(fraction * free_bytes(device)), page_bytes, most)
+            num_pages = pages_in(int(fraction * (free_bytes(device) - reserve)), page_bytes, most)
         return MHAPool(shape.num_layers, num_pages, page_size, *heads, self.model.dtype, device)
 
     def close(self) -> None:
         """Give the pool's memory back and complete the trace; requests have been aborted before."""
+        self._retire(0)
+        self.runner = None  # its graphs read the pool
         self.pool.kv = self.pool.kv.new_empty(0)
         if self.trace:
             self.trace.close()

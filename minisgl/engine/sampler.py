@@ -22,7 +22,7 @@ def sample_rows(logits: torch.Tensor, requests: Sequence[Request], ops: Any = re
     Requests that want logprobs get them appended.
     """
     chosen: list[int] = ops.sample(adjust(logits, requests), *_parameters(requests, logits.device)).tolist()
-    _append_logprobs(logits, requests, chosen)
+    append_logprobs(logits, requests, chosen)
     return chosen
 
 
@@ -79,7 +79,7 @@ def _parameters(requests: Sequence[Request], device: torch.device) -> list[torch
     return [temperature, seeds, positions, *((top_k, top_p, min_p) if filtered else (None, None, None))]
 
 
-def _append_logprobs(logits: torch.Tensor, requests: Sequence[Request], chosen: list[int]) -> None:
+def append_logprobs(logits: torch.Tensor, requests: Sequence[Request], chosen: list[int]) -> None:
     """Logprobs of the chosen and the most probable tokens, from the model's own logits [B, vocab]."""
     asking = [i for i, request in enumerate(requests) if request.params.logprobs is not None and chosen[i] >= 0]
     if not asking:

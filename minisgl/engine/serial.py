@@ -43,6 +43,6 @@ class SerialEngine(Engine):
         except FloatingPointError:
             return [-1]
 
-    def _new_pool(self, page_size: int, context: int) -> MHAPool:
+    def _new_pool(self, page_size: int, context: int, reserve: int) -> MHAPool:
         """One page that no memory stands behind: the loop keeps K and V itself, or nothing."""
         return MHAPool(0, 2, page_size, 0, 0, self.model.dtype, self.model.device)

@@ -32,6 +32,7 @@ class Scheduler:
         self.running: list[Request] = []  # by rank, so that the last one is the first to be preempted
         self.finished: list[Request] = []  # since somebody last looked: the engine empties it
         self._requests: dict[int, Request] = {}  # all that are not finished
+        self.in_flight: list[Batch] = []  # planned, not retired
         self._moved: list[tuple[Request, int]] = []  # by publish, since the last plan
         self._free_rows = list(range(config.max_running_requests - 1, -1, -1))
         self._compose = {"static": self._static, "prefill_first": self._prefill_first, "mixed": self._mixed}[
@@ -77,14 +78,15 @@ class Scheduler:
         """Choose the next step: running requests first, then waiting ones, within the budget. None if nobody is there.
 
         Every request in the batch has pages for the tokens it computes. Several steps may be planned before the first
-        is retired, as long as the tokens they need are known.
+        is retired: a token that a step in flight will bring counts as known.
         """
         batch = Batch(moved=self._moved)
-        self._budget = self.config.max_batch_tokens
+        self._budget = self.config.max_batch_tokens or 2048
         self._compose(batch)
         if not batch.requests:
             return None
         self._moved = []
+        self.in_flight.append(batch)
         return batch
 
     def retire(self, batch: Batch, tokens: Sequence[int]) -> list[Request]:
@@ -98,6 +100,7 @@ class Scheduler:
         Returns:
             The requests that got a token.
         """
+        self._hold_for_later_steps(batch)
         grown = []
         for request, start, num_tokens, token in zip(
             batch.requests, batch.starts, batch.num_tokens, tokens, strict=True
@@ -126,8 +129,19 @@ class Scheduler:
             self.running = [request for request in self.running if request.finish_reason is None]
         return grown
 
+    def _hold_for_later_steps(self, batch: Batch) -> None:
+        """Pages that a request may swap when this step is published stay held for the steps planned after it."""
+        self.in_flight.remove(batch)
+        self.cache.pages.release(batch.held)
+        for request, _, num_tokens in batch:
+            if num_tokens > 1 and request.in_flight > 1:
+                self.cache.pages.hold(request.pages)
+                self.in_flight[-1].held += request.pages
+
     def undo(self, batch: Batch) -> None:
         """Take back the last planned step, which was not run to its end: its tokens are not computed."""
+        self.in_flight.remove(batch)
+        self.cache.pages.release(batch.held)
         self._moved = batch.moved
         for request, start in zip(batch.requests, batch.starts, strict=True):
             request.num_computed = start
@@ -162,7 +176,7 @@ class Scheduler:
         page_size, budget = self.cache.page_size, self._budget
         for request in requests:  # preemption takes whom this loop has not reached, or the request itself
             start = request.num_computed
-            num_tokens = len(request.tokens) - start
+            num_tokens = request.num_ready - start
             if num_tokens > budget:
                 num_tokens = budget
             if num_tokens <= 0 or request.row < 0:

@@ -1,0 +1,180 @@
+"""What the device keeps of each running request, so that a decode step needs nothing from the host.
+
+Every request has a row: its page table, its next token, how many tokens came before it, and how it is sampled. The host
+sends what it changes; a step reads the rows, and writes the token and the length that the next step starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from minisgl.core import Batch, Request
+
+
+@dataclass
+class StepInputs:
+    """T tokens of B sequences, on the device. Padding belongs to the row that stands for nobody."""
+
+    input_ids: torch.Tensor  # [T] int64; -1 is the token that the row's last step chose
+    positions: torch.Tensor  # [T] int64
+    token_rows: torch.Tensor  # [T] int64, the row of each token's request
+    rows: torch.Tensor  # [B] int64, the row of each sequence
+    query_starts: torch.Tensor  # [B + 1] int64, where each sequence's tokens start among the T, and T
+    kv_lens: torch.Tensor  # [B] int64, all tokens of each sequence, those of this step included
+    last_rows: torch.Tensor | None  # [B] int64, where each sequence's last token is; None if each has one token
+
+
+class DeviceRows:
+    """The rows, in tensors that stay where they are for as long as the engine lives.
+
+    Args:
+        max_rows: requests that may run side by side; one more row stands for nobody, and its page is the dummy.
+        max_len: longest sequence in tokens.
+    """
+
+    def __init__(self, max_rows: int, max_len: int, page_size: int, device: torch.device) -> None:
+        self.page_size, self.device, self.nobody = page_size, device, max_rows
+        rows, width = max_rows + 1, -(-max_len // page_size)
+        self._state = torch.zeros(rows * (width + 8), dtype=torch.int64, device=device)
+        tables, *fields = torch.split(self._state, [rows * width] + [rows] * 8)
+        self.page_tables = tables.view(rows, width)
+        self.order, self.tokens, self.lengths, self.seeds, self.top_k = fields[:5]
+        self.temperature, self.top_p, self.min_p = (each.view(torch.float64) for each in fields[5:])
+        self._starts = torch.arange(rows + 1, device=device)
+        self.order.fill_(self.nobody)
+        # What the host knows of it.
+        self._order = np.full(rows, self.nobody)  # which row comes at which place of a batch
+        self._lengths = np.full(rows, -1)  # tokens of the row before its next one; -1 if the device has no valid one
+        self._owners: list[Request | None] = [None] * rows
+        self._changes, self._laid_out = Mailbox(device), Mailbox(device)
+
+    def update(self, batch: Batch, size: int) -> None:
+        """Send what changed since the step before, in one copy: page tables, newcomers, and who is in the batch.
+
+        Args:
+            size: places of the batch; those that nobody takes are filled with the row of nobody.
+        """
+        at, values = list[int](), list[int]()
+        width = self.page_tables.shape[1]
+        for request, first in batch.moved:
+            if request.row < 0:
+                continue
+            at += range(request.row * width + first, request.row * width + len(request.pages))
+            values += request.pages[first:]
+            if self._owners[request.row] is not request:
+                self._owners[request.row], self._lengths[request.row] = request, -1
+                at += self._places(("seeds", "top_k", "temperature", "top_p", "min_p"), request.row)
+                values += _sampling(request)
+        rows, starts = np.array([request.row for request in batch.requests]), np.array(batch.starts)
+        for i in np.flatnonzero(self._lengths[rows] != starts).tolist():
+            if batch.num_tokens[i] == 1:
+                request, start = batch.requests[i], batch.starts[i]
+                at += self._places(("tokens", "lengths"), request.row)
+                values += [request.tokens[start], start]
+        order = np.full(size, self.nobody)
+        order[: len(rows)] = rows
+        for i in np.flatnonzero(order != self._order[:size]).tolist():
+            at += self._places(("order",), i)
+            values.append(int(order[i]))
+        if at:
+            sent = self._changes.send([at, values])
+            self._state.index_copy_(0, *sent)
+        self._order[:size] = order
+        complete = starts + batch.num_tokens >= [len(request.tokens) for request in batch.requests]
+        self._lengths[rows] = np.where(complete, starts + batch.num_tokens, -1)
+
+    def clear(self) -> None:
+        """Nobody is in the batch, for a step that is run for its own sake."""
+        self.order.fill_(self.nobody)
+        self._order[:] = self.nobody
+
+    def decode(self, size: int) -> StepInputs:
+        """A step of one token for each of the first `size` places, from the rows alone."""
+        rows = self.order[:size]
+        positions = self.lengths[rows]
+        return StepInputs(self.tokens[rows], positions, rows, rows, self._starts[: size + 1], positions + 1, None)
+
+    def lay_out(self, batch: Batch, num_tokens: int, size: int, to: torch.Tensor | None = None) -> StepInputs:
+        """A step of any numbers of tokens, sent from the host and padded to num_tokens and `size` places.
+
+        Args:
+            to: memory for it, of `laid_out_len` integers; None takes some that holds until the next call.
+        """
+        counts, starts, total = np.array(batch.num_tokens), np.array(batch.starts), batch.total_tokens
+        ends, n = counts.cumsum(), len(batch.requests)
+        laid_out = np.zeros(laid_out_len(num_tokens, size), dtype=np.int64)
+        ids, positions, token_rows, last_rows, kv_lens, query_starts = np.split(laid_out, _cuts(num_tokens, size))
+        ids[:total] = [id for request, start, n in batch for id in request.tokens[start : start + n] or [-1]]
+        positions[:total] = np.arange(total) + np.repeat(starts + counts - ends, counts)
+        token_rows[:total] = np.repeat([request.row for request in batch.requests], counts)
+        token_rows[total:] = self.nobody
+        last_rows[:n], kv_lens[:n] = ends - 1, starts + counts
+        query_starts[1 : n + 1], query_starts[n + 1 :] = ends, total
+        [sent] = self._laid_out.send([laid_out], to)
+        return self.laid_out(sent, num_tokens, size)
+
+    def laid_out(self, sent: torch.Tensor, num_tokens: int, size: int) -> StepInputs:
+        """The inputs in memory that `lay_out` has filled or will fill."""
+        ids, positions, token_rows, last_rows, kv_lens, query_starts = sent.tensor_split(_cuts(num_tokens, size))
+        return StepInputs(ids, positions, token_rows, self.order[:size], query_starts, kv_lens, last_rows)
+
+    def sampling(self, inputs: StepInputs, filtered: bool) -> list[torch.Tensor | None]:
+        """What ops.sample needs besides the logits, for each sequence."""
+        rows = inputs.rows
+        filters: list[torch.Tensor | None] = [None, None, None]
+        if filtered:
+            filters = [self.top_k[rows], self.top_p[rows].float(), self.min_p[rows].float()]
+        return [self.temperature[rows].float(), self.seeds[rows], inputs.kv_lens, *filters]
+
+    def write(self, inputs: StepInputs, tokens: torch.Tensor) -> None:
+        """Keep the tokens [B] that a step chose, for the step after it. The row of nobody stays at length 0."""
+        self.tokens.index_copy_(0, inputs.rows, tokens.clamp(min=0))  # -1, for NaN, is no row of the embedding
+        self.lengths.index_copy_(0, inputs.rows, inputs.kv_lens * (inputs.rows < self.nobody))
+
+    def _places(self, fields: Sequence[str], row: int) -> list[int]:
+        """Where these fields of a row lie in the state."""
+        return [getattr(self, field).storage_offset() + row for field in fields]
+
+
+def laid_out_len(num_tokens: int, size: int) -> int:
+    """Integers of a step that `DeviceRows.lay_out` lays out."""
+    return 3 * num_tokens + 3 * size + 1
+
+
+def _cuts(num_tokens: int, size: int) -> list[int]:
+    return [num_tokens, 2 * num_tokens, 3 * num_tokens, 3 * num_tokens + size, 3 * num_tokens + 2 * size]
+
+
+def _sampling(request: Request) -> list[int]:
+    params = request.params
+    floats = np.array([params.temperature, params.top_p, params.min_p])
+    return [request.seed, params.top_k, *floats.view(np.int64).tolist()]
+
+
+class Mailbox:
+    """Sends lists of integers to the device in one copy that nobody waits for, through memory that stays."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._gpu = device, device.type == "cuda"
+        self._host = torch.empty(0, dtype=torch.int64)
+        self._copied = torch.cuda.Event() if self._gpu else None  # type: ignore[no-untyped-call]
+
+    def send(self, parts: Sequence[Sequence[int] | np.ndarray], to: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """The parts behind one another in `to`, or in memory that holds until the next call."""
+        sizes = [len(part) for part in parts]
+        if self._copied:  # nothing else keeps the copy before from being still on its way out of this memory
+            self._copied.synchronize()
+        if sum(sizes) > len(self._host):
+            self._host = torch.empty(2 * sum(sizes), dtype=torch.int64, pin_memory=self._gpu)
+            self._sent = torch.empty_like(self._host, device=self.device)
+        for place, part in zip(torch.split(self._host[: sum(sizes)], sizes), parts, strict=True):
+            place.numpy()[:] = part
+        to = self._sent[: sum(sizes)] if to is None else to
+        to.copy_(self._host[: sum(sizes)], non_blocking=True)
+        if self._copied:
+            self._copied.record()
+        return list(torch.split(to, sizes))
