@@ -4,30 +4,31 @@ Chats with two system prompts, questions that differ and answers of different le
 so that every engine must write the same tokens. Each engine runs in a process of its own; they take turns, and the
 median of the rounds counts. The engines of chapters 1 and 2, which serve one request after another, get the first few
 requests only: their speed does not depend on how many wait.
+
+  minisgl bench ladder                  # on a CPU
+  minisgl bench ladder --offline        # the workload of `minisgl bench offline`, for a GPU; has options of its own
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
-import subprocess
 import sys
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, count, takewhile
 from statistics import mean, median
 from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.record import RESULTS, save
+from benchmarks import compare, fresh
+from benchmarks.measure import finish, result_options
 from minisgl.config import EngineConfig
 from minisgl.core import SamplingParams
 
 TITLES = {1: "recompute everything", 2: "KV cache", 3: "paged pool", 4: "radix reuse", 5: "continuous batching"}
-TITLES |= {6: "attention kernels", 7: "fused ops"}
-ON_A_CPU = [1, 2, 3, 4, 5]  # where 6 and 7 differ from 5 in its C++ ops only
+TITLES |= {6: "attention kernels", 7: "fused ops", 8: "CUDA graphs"}
+ON_A_CPU = [1, 2, 3, 4, 5]  # where those after 5 differ from it in its C++ ops only
 SYSTEM = [
     """You are the guide of a small museum of printing. You know its presses, its type cases and the people who worked
     here. Visitors ask about a machine, a trade or a date. Answer in plain words and in at most four sentences. Name
@@ -53,6 +54,7 @@ QUESTIONS = [
     "Fog since midnight, almost no wind.", "How do I read the barometer?", "Snow, five below, wind from the north.",
     "What if the rain gauge is frozen?", "Pressure fell by six since the last note.", "When is visibility measured?",
 ]  # fmt: skip
+NO_SETTINGS = {"only", "name", "json", "compare", "chapters"}
 NAIVE = {1, 2}  # chapters whose engines serve one request after another
 
 
@@ -103,16 +105,17 @@ def number_of_requests(chapter: int, args: argparse.Namespace) -> int:
     return min(args.requests, args.naive_requests * chapter if chapter in NAIVE else args.requests)
 
 
-def in_a_fresh_process(chapter: int) -> dict[str, Any]:
-    """Run this file's `run` with the same options."""
-    command = [sys.executable, "-m", "benchmarks.ladder", *sys.argv[1:], "--only", str(chapter)]
-    places = [str(RESULTS.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"the engine of chapter {chapter} failed: its error stands above")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def chapters() -> list[int]:
+    """All that have an engine."""
+    return list(takewhile(_has_engine, count(1)))
+
+
+def _has_engine(chapter: int) -> bool:
+    try:
+        EngineConfig.chapter(chapter)
+    except ValueError:
+        return False
+    return True
 
 
 def agreement(rounds: dict[int, list[dict[str, Any]]]) -> float:
@@ -145,6 +148,10 @@ def summary(chapter: int, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
+    if "--offline" in sys.argv:
+        from benchmarks import ladder_offline
+
+        return ladder_offline.main()
     parser = argparse.ArgumentParser(
         "minisgl bench ladder", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -163,24 +170,24 @@ def main() -> None:
         default=1,
         help="for chapter 1; twice as many for chapter 2 (default: %(default)s)",
     )
-    parser.add_argument("--name", default="ladder", help="of the result file (default: %(default)s)")
+    result_options(parser, "ladder")
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.only:
-        print(json.dumps(run(args.only, args)))
-        return
-
+        return fresh.give_back(run(args.only, args))
+    old = compare.read(args.compare) if args.compare else None
     rounds: dict[int, list[dict[str, Any]]] = {chapter: [] for chapter in args.chapters}
     with tqdm(total=args.rounds * len(rounds), unit="run") as bar:
         for round_ in range(args.rounds):
             for chapter in sorted(rounds, reverse=round_ % 2 == 1):
                 bar.set_description(f"chapter {chapter}")
-                rounds[chapter].append(in_a_fresh_process(chapter))
+                what = f"the engine of chapter {chapter}"
+                rounds[chapter].append(fresh.run("benchmarks.ladder", "--only", str(chapter), what=what))
                 bar.update()
     device, dtype = (next(chain(*rounds.values()))[name] for name in ("device", "dtype"))
     alike = agreement(rounds)
     assert alike == 1 or dtype != "float32", "the engines do not write the same tokens"
-    options = {name: value for name, value in vars(args).items() if name not in ("only", "name", "chapters")}
+    options = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
     data = options | {
         "device": device,
         "dtype": dtype,
@@ -193,7 +200,7 @@ def main() -> None:
             f"{chapter['first_token_s']:6.2f} s; {chapter['per_output_token']['steps']:.2f} steps and "
             f"{chapter['per_output_token']['tokens_computed']:.1f} rows for each token of the answer"
         )
-    print(save(args.name, data, device))
+    finish(args, data, device, old)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,14 +17,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from benchmarks import ladder, offline
+from benchmarks import compare, fresh, ladder, offline
 from benchmarks.gpu import table
-from benchmarks.record import RESULTS, save
+from benchmarks.measure import finish, memory, result_options
+from benchmarks.record import RESULTS
 from minisgl.config import EngineConfig
 from minisgl.models.config import ModelConfig
 
 MODEL = str(Path(__file__).parent / "shapes/qwen3-0.6b")
-MARK = "result: "  # before the line that the parent reads
+FEW = {1: 1, 2: 2, 3: 16, 4: 16}  # chapters that get the first few requests
+NO_SETTINGS = ladder.NO_SETTINGS | {"engine", "cuda", "add", "offline"}
 Engine = tuple[int, str | None]  # a chapter, and an attention other than the chapter's
 
 
@@ -40,14 +39,16 @@ def run(chapter: int, attention: str | None, args: Namespace) -> dict[str, Any]:
     with LLM(EngineConfig.chapter(chapter, **switches)) as llm:
         if args.warmup != "none":
             other = {"scale": args.scale / 10} if args.warmup == "short" else {}
-            offline.run(llm, 10**6, Namespace(**vars(args) | other))
-        done = offline.run(llm, args.seed, args)
+            offline.run(llm, 10**6, Namespace(**vars(args) | other), FEW.get(chapter))
+        done = offline.run(llm, args.seed, args, FEW.get(chapter))
         return {
             "chapter": chapter,
             "attention": type_name(llm.engine.attention.__module__),
             "kernels": type_name(llm.engine.ops.__name__),
             "dtype": str(llm.model.dtype).removeprefix("torch."),
             "device": llm.device.type,
+            "requests": min(FEW.get(chapter, args.requests), args.requests),
+            "memory": memory(llm),
             **done,
         }
 
@@ -58,29 +59,21 @@ def type_name(module: str) -> str:
     return {"reference": "torch", "cpu": "cpp"}.get(name, name)
 
 
-def in_a_fresh_process(engine: Engine) -> dict[str, Any]:
-    """Run this file's `run` with the same options."""
-    command = [sys.executable, "-m", "benchmarks.ladder_offline", *sys.argv[1:], "--engine", json.dumps(engine)]
-    places = [str(RESULTS.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or not lines:
-        raise SystemExit(f"the engine of chapter {engine[0]} failed: its error stands above")
-    return json.loads(lines[-1].removeprefix(MARK))
+COPIED = ("chapter", "attention", "kernels", "requests", "tokens_per_s", "seconds", "first_token_ms")
+COPIED += ("between_tokens_ms", "memory")
 
 
-def summary(done: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+def summary(done: Mapping[str, Any], limit_tokens_per_s: float) -> dict[str, Any]:
     """A row of the table.
 
     Args:
         done: what `run` returns.
-        limit_s: the least time for this workload.
+        limit_tokens_per_s: of the whole workload, also for an engine that got a few of its requests.
     """
     steps = done["work"]["steps"]
-    return {name: done[name] for name in ("chapter", "attention", "kernels", "tokens_per_s", "seconds")} | {
-        "title": ladder.TITLES[done["chapter"]],
-        "fraction_of_limit": limit_s / done["seconds"],
+    return {name: done[name] for name in COPIED} | {
+        "title": ladder.TITLES.get(done["chapter"], f"chapter {done['chapter']}"),
+        "fraction_of_limit": done["tokens_per_s"] / limit_tokens_per_s,
         "steps": steps,
         "ms_per_step": 1000 * done["seconds"] / steps,
         "first_token_s": done["first_token_s"],
@@ -93,8 +86,12 @@ def engines(chapters: Sequence[int], cuda: bool) -> list[Engine]:
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--chapters", type=int, nargs="+", default=[5, 6, 7], help="default: 5 6 7")
+    options = argparse.ArgumentParser(
+        "minisgl bench ladder --offline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)  # how one came here
+    options.add_argument("--chapters", type=int, nargs="+", default=ladder.chapters(), help="default: %(default)s")
+    options.add_argument("--add", action="store_true", help="keep the rows of other chapters that the result file has")
     options.add_argument("--cuda", action="store_true", help="chapter 6 once more, on the attention in CUDA C++")
     options.add_argument(
         "--model", default=MODEL, help="a folder, of which the config is all that is used (default: Qwen3-0.6B's)"
@@ -107,33 +104,61 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--max-output", type=int, default=0, help="cuts the answers; 0 does not (default: 0)")
     options.add_argument("--temperature", type=float, default=0.6, help="default: %(default)s")
     options.add_argument("--warmup", choices=("full", "short", "none"), default="short", help="default: %(default)s")
-    options.add_argument("--name", default="ladder_offline", help="of the result file (default: %(default)s)")
+    result_options(options, "ladder_offline")
     options.add_argument("--engine", help=argparse.SUPPRESS)
     return options
+
+
+def rows_before(args: Namespace) -> dict[str, Any]:
+    """The rows that the result file has.
+
+    Raises:
+        ValueError: its workload was another.
+    """
+    if not args.add:
+        return {}
+    result = compare.read(args.json or RESULTS / f"{args.name}.json")
+    data = result["data"]
+    names = ("model", "seed", "requests", "scale", "max_output")
+    now = vars(args) | {"model": Path(args.model).name}
+    if other := [name for name in names if data[name] != now[name]]:
+        raise ValueError(f"--add: {', '.join(other)} of the rows there differ: measure all chapters again")
+    measured = f"{result.get('date')}, commit {result.get('commit')}"  # where the row does not say so itself
+    return {name: {"measured": measured} | row for name, row in data["chapters"].items()}
+
+
+def row_name(row: Mapping[str, Any]) -> str:
+    """The chapter, and its attention where that is not the chapter's own."""
+    return f"{row['chapter']} cuda" if row["attention"] == "cuda" else str(row["chapter"])
 
 
 def main() -> None:
     args = parser().parse_args()
     if args.engine:
         chapter, attention = json.loads(args.engine)
-        print(MARK + json.dumps(run(chapter, attention, args)))
-        return
+        return fresh.give_back(run(chapter, attention, args))
 
-    results = []
+    old = compare.read(args.compare) if args.compare else None
+    kept, results = rows_before(args), []
     for engine in (bar := tqdm(engines(args.chapters, args.cuda), unit="engine")):
         bar.set_description(f"chapter {engine[0]}")
-        results.append(in_a_fresh_process(engine))
+        what = f"the engine of chapter {engine[0]}"
+        results.append(fresh.run("benchmarks.ladder_offline", "--engine", json.dumps(engine), what=what))
     device, dtype = results[0]["device"], getattr(torch, results[0]["dtype"])
     machine = offline.speeds(torch.device(device), dtype)
     prompts, outputs = offline.workload(args.seed, args.requests, args.scale, args.max_output)
     lengths = list(map(len, prompts))
     least = offline.limit(ModelConfig.from_folder(Path(args.model)), dtype, lengths, outputs, *machine.values())
-    rows = [summary(done, least.seconds) for done in results]
-    table(rows, "chapter", "title", "attention", "kernels", "tokens_per_s", "fraction_of_limit", "ms_per_step")
-    options = {name: value for name, value in vars(args).items() if name not in ("engine", "name", "chapters", "cuda")}
-    data = options | {"model": Path(args.model).name, "dtype": results[0]["dtype"], "machine": machine}
     limit = {"seconds": least.seconds, "tokens_per_s": sum(outputs) / least.seconds}
-    print(save(args.name, data | {"limit": limit, "chapters": rows}, device))
+    rows = kept | {row_name(row): row for row in (summary(done, limit["tokens_per_s"]) for done in results)}
+    rows = dict(sorted(rows.items(), key=lambda named: (named[1]["chapter"], named[0])))
+    for row in rows.values():  # those that were kept too: one limit for all
+        row["fraction_of_limit"] = row["tokens_per_s"] / limit["tokens_per_s"]
+    columns = ("chapter", "title", "attention", "kernels", "tokens_per_s", "fraction_of_limit", "ms_per_step")
+    table([*rows.values()], *columns)
+    options = {name: value for name, value in vars(args).items() if name not in NO_SETTINGS}
+    data = options | {"model": Path(args.model).name, "dtype": results[0]["dtype"], "machine": machine}
+    finish(args, data | {"limit": limit, "chapters": rows}, device, old)
 
 
 if __name__ == "__main__":

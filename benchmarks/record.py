@@ -15,8 +15,8 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
-def save(name: str, data: dict[str, Any], device: str = "cpu") -> Path:
-    """Write results/<name>.json with `data` and the circumstances it was measured under."""
+def save(name: str, data: dict[str, Any], device: str = "cpu", path: Path | None = None) -> Path:
+    """Write results/<name>.json, or the path, with `data` and the circumstances it was measured under."""
     record = {
         "name": name,
         "device": device_name(device),
@@ -28,8 +28,8 @@ def save(name: str, data: dict[str, Any], device: str = "cpu") -> Path:
         + "".join(f" {arg}" for arg in sys.argv[1:]),
         "data": data,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = path or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
     return path
 

@@ -142,7 +142,10 @@ class Request:
     def num_ready(self) -> int:
         """Tokens that may have gone through the model after the next step: the known ones, or one more than are under
         way, which the step before will bring. The last token of an answer is never fed back."""
-        return min(max(len(self.tokens), self.num_computed + 1), self.max_len - 1)
+        known = len(self.tokens)
+        if known <= self.num_computed:
+            known = self.num_computed + 1
+        return known if known < self.max_len else self.max_len - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,11 @@ class Batch:
     @property
     def total_tokens(self) -> int:
         return sum(self.num_tokens)
+
+    @property
+    def by_host(self) -> str:
+        """Why a token of this step cannot be chosen before the host has seen all before it; empty if it can."""
+        return next((request.by_host for request in self.requests if request.by_host), "")
 
 
 @dataclass

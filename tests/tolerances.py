@@ -44,6 +44,20 @@ FUSED = {
     torch.float16: Tolerance(atol=1e-6, rtol=2**-10, why="two roundings of 2⁻¹¹; near 0 the spacing of subnormals."),
     torch.bfloat16: Tolerance(atol=1e-6, rtol=2**-7, why="two roundings of 2⁻⁸."),
 }
+LINEAR = {  # of results scaled to a root mean square of 1
+    torch.float32: Tolerance(atol=2e-5, rtol=2e-6, why="sums of 4,096 products in another order."),
+    torch.float16: Tolerance(atol=1e-4, rtol=2**-10, why="tensor cores cut off sums in fp32; one rounding of 2⁻¹¹."),
+    torch.bfloat16: Tolerance(atol=1e-4, rtol=2**-8, why="the same with a rounding of 2⁻⁹."),
+}
+LINEAR_GATED = {
+    torch.float32: Tolerance(atol=1e-4, rtol=1e-5, why="as LINEAR, times factors up to 5."),
+    torch.float16: Tolerance(
+        atol=1e-3,
+        rtol=2**-8,
+        why="gate, silu, up and their product are rounded; far below 0, silu enlarges the first.",
+    ),
+    torch.bfloat16: Tolerance(atol=8e-3, rtol=2**-5, why="the same with roundings eight times as large."),
+}
 ROTATED = {
     torch.float32: Tolerance(atol=1e-5, rtol=0, why="as FUSED, but the two products of a rotation may cancel."),
     torch.float16: Tolerance(atol=8e-3, rtol=2**-10, why="two roundings of elements up to 7 need not cancel."),
@@ -88,3 +102,9 @@ SAMPLE_SCORES = Tolerance(
     rtol=0,
     why="fp32; a sum of 2,048 terms: 5e-7 apart in powers of two. In 16 bits the sum is 1e-3 off.",
 )
+MEGA_LOGITS = Tolerance(
+    atol=1.5e-2,
+    rtol=0,
+    why="fp16, of logits scaled to a deviation of 1: some ten roundings of 2⁻¹¹ in two layers. A wrong term costs 0.1.",
+)
+MEGA_NEW_KV = Tolerance(atol=8e-3, rtol=0, why="fp16; elements up to 4, from inputs that were rounded a few times.")

@@ -55,6 +55,15 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
+def rope_angles(
+    positions: torch.Tensor, inv_freq: torch.Tensor, magnitude: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [T, head_dim / 2] of positions [T] times inv_freq [head_dim / 2], all in fp32; then magnitude
+    times these, cast to dtype."""
+    angles = positions.float().unsqueeze(1) * inv_freq
+    return (angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype)
+
+
 def qk_norm_rope_store(
     qkv: torch.Tensor,
     q_weight: torch.Tensor | None,
@@ -161,6 +170,48 @@ def paged_attention(
         weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1).to(q.dtype)
         out[rows] = torch.einsum("kgns,skd->nkgd", weights, values[slots]).flatten(1, 2)
     return out
+
+
+def decode_rows(
+    order: torch.Tensor,
+    page_tables: torch.Tensor,
+    page_size: int,
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    seeds: torch.Tensor,
+    temperatures: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """The inputs of a decode step from what the device keeps of each of R rows, in the order of the batch.
+
+    Args:
+        order: [B] int64, the row at each place of the batch.
+        page_tables: [R, P] int64.
+        tokens, lengths, seeds: [R] int64, the next token, the number of tokens before it, and where noise starts.
+        temperatures: [R] fp64.
+
+    Returns:
+        By place: token ids, positions, slots and lengths with this token, int64 [B] each; page tables [B, P]; seeds
+        [B]; temperatures [B] fp32.
+    """
+    positions, tables = lengths[order], page_tables[order]
+    pages = tables.gather(1, (positions // page_size).unsqueeze(1)).squeeze(1)
+    slots = pages * page_size + positions % page_size
+    return tokens[order], positions, slots, positions + 1, tables, seeds[order], temperatures[order].float()
+
+
+def keep_tokens(
+    chosen: torch.Tensor, rows: torch.Tensor, kv_lens: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor
+) -> None:
+    """Write what a step chose, and the lengths that it led to, to the rows: the inverse of decode_rows.
+
+    Args:
+        chosen: [B] int64; -1, for NaN, is kept as 0, which has an embedding.
+        rows: [B] int64. The last row stands for nobody: it may come several times, and stays at length 0.
+        kv_lens: [B] int64.
+        tokens, lengths: [R] int64, written.
+    """
+    tokens.index_copy_(0, rows, chosen.clamp(min=0))
+    lengths.index_copy_(0, rows, kv_lens * (rows < len(tokens) - 1))
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:

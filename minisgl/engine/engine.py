@@ -59,9 +59,12 @@ class Engine:
         place = (config.max_running_requests, max_len, config.page_size, model.device)
         self.arrays = BatchArrays(*place)
         self.flights, self._ahead = deque[Flight](), int(overlap)  # steps in flight, and how many may stay so
+        self._failed = False  # the launch of the step before
         self.runner: StepRunner | None = None
         if with_runner:
-            self.runner = StepRunner(model, self.pool, DeviceRows(*place), self.attention, self.ops, self.work)
+            self.runner = StepRunner(
+                model, self.pool, DeviceRows(*place, self.ops), self.attention, self.ops, self.work
+            )
         if self.runner and graphs != "off":
             self.runner.use_graphs(backend(attention, in_graph=True), graphs == "lazy", config.graph_tokens)
 
@@ -89,17 +92,20 @@ class Engine:
         Returns:
             The requests that got a token or ended, each once.
         """
-        batch, grown = self.scheduler.plan(), list[Request]()
+        grown = self._retire(0 if self._failed else self._ahead)  # what an interrupted step left in flight
+        self._failed, batch = False, self.scheduler.plan()
         if batch:
-            waits = any(request.by_host for request in batch.requests)  # for the tokens of every step before
             try:
-                if waits:
+                if batch.by_host:
                     grown += self._retire(0)
                 self.flights.append(self.launch(batch))
             except BaseException:  # Ctrl-C or no memory: nothing is lost, and whoever goes on can
                 self.scheduler.undo(batch)
+                self._failed = True
+                if self.runner:
+                    self.runner.rows.forget(batch)
                 raise
-        grown += self._retire(self._ahead if batch and not waits else 0)
+        grown += self._retire(self._ahead if batch and not batch.by_host else 0)
         if not self.scheduler.has_work:  # what is still in flight brings nothing that anybody wants
             self._retire(0)
         ended, self.scheduler.finished = self.scheduler.finished, []
@@ -174,7 +180,7 @@ class Engine:
         """Memory that the largest steps take besides weights and pool, with and without graphs, as measured."""
         config, shape = self.config, self.model.config
         pool = MHAPool(shape.num_layers, 2, 16, shape.num_kv_heads, shape.head_dim, self.model.dtype, self.model.device)
-        rows = DeviceRows(config.max_running_requests, 16, 16, self.model.device)
+        rows = DeviceRows(config.max_running_requests, 16, 16, self.model.device, self.ops)
         runner = StepRunner(self.model, pool, rows, self.attention, self.ops, WorkCounts())
         most = min(config.max_batch_tokens, config.max_running_requests * shape.max_position_embeddings)
         return sum(runner.rehearse(n) for n in (most, config.graph_tokens or config.max_running_requests))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from minisgl_kernels import reference
 
 from minisgl.core import Batch, Request
 
@@ -19,13 +21,16 @@ from minisgl.core import Batch, Request
 class StepInputs:
     """T tokens of B sequences, on the device. Padding belongs to the row that stands for nobody."""
 
-    input_ids: torch.Tensor  # [T] int64; -1 is the token that the row's last step chose
+    input_ids: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64
-    token_rows: torch.Tensor  # [T] int64, the row of each token's request
-    rows: torch.Tensor  # [B] int64, the row of each sequence
+    slots: torch.Tensor  # [T] int64, where K and V go
+    page_table: torch.Tensor  # [B, P] int64
     query_starts: torch.Tensor  # [B + 1] int64, where each sequence's tokens start among the T, and T
     kv_lens: torch.Tensor  # [B] int64, all tokens of each sequence, those of this step included
+    rows: torch.Tensor  # [B] int64, the row of each sequence
     last_rows: torch.Tensor | None  # [B] int64, where each sequence's last token is; None if each has one token
+    seeds: torch.Tensor  # [B] int64
+    temperature: torch.Tensor  # [B] fp32
 
 
 class DeviceRows:
@@ -34,10 +39,11 @@ class DeviceRows:
     Args:
         max_rows: requests that may run side by side; one more row stands for nobody, and its page is the dummy.
         max_len: longest sequence in tokens.
+        ops: the implementation of decode_rows and keep_tokens.
     """
 
-    def __init__(self, max_rows: int, max_len: int, page_size: int, device: torch.device) -> None:
-        self.page_size, self.device, self.nobody = page_size, device, max_rows
+    def __init__(self, max_rows: int, max_len: int, page_size: int, device: torch.device, ops: Any = reference) -> None:
+        self.page_size, self.nobody, self.ops = page_size, max_rows, ops
         rows, width = max_rows + 1, -(-max_len // page_size)
         self._state = torch.zeros(rows * (width + 8), dtype=torch.int64, device=device)
         tables, *fields = torch.split(self._state, [rows * width] + [rows] * 8)
@@ -50,6 +56,7 @@ class DeviceRows:
         self._order = np.full(rows, self.nobody)  # which row comes at which place of a batch
         self._lengths = np.full(rows, -1)  # tokens of the row before its next one; -1 if the device has no valid one
         self._owners: list[Request | None] = [None] * rows
+        self._requests, self._size, self._rows = list[Request](), 0, np.zeros(0, dtype=np.int64)  # of the last batch
         self._changes, self._laid_out = Mailbox(device), Mailbox(device)
 
     def update(self, batch: Batch, size: int) -> None:
@@ -69,34 +76,51 @@ class DeviceRows:
                 self._owners[request.row], self._lengths[request.row] = request, -1
                 at += self._places(("seeds", "top_k", "temperature", "top_p", "min_p"), request.row)
                 values += _sampling(request)
-        rows, starts = np.array([request.row for request in batch.requests]), np.array(batch.starts)
+        # A request that comes back to other rows comes with its first page.
+        if batch.requests != self._requests or size != self._size or not all(first for _, first in batch.moved):
+            self._requests, self._size = batch.requests, size
+            self._rows = np.array([request.row for request in batch.requests])
+            order = np.full(size, self.nobody)
+            order[: len(self._rows)] = self._rows
+            for i in np.flatnonzero(order != self._order[:size]).tolist():
+                at += self._places(("order",), i)
+                values.append(int(order[i]))
+            self._order[:size] = order
+        rows, starts = self._rows, np.array(batch.starts)
         for i in np.flatnonzero(self._lengths[rows] != starts).tolist():
             if batch.num_tokens[i] == 1:
                 request, start = batch.requests[i], batch.starts[i]
                 at += self._places(("tokens", "lengths"), request.row)
                 values += [request.tokens[start], start]
-        order = np.full(size, self.nobody)
-        order[: len(rows)] = rows
-        for i in np.flatnonzero(order != self._order[:size]).tolist():
-            at += self._places(("order",), i)
-            values.append(int(order[i]))
         if at:
-            sent = self._changes.send([at, values])
-            self._state.index_copy_(0, *sent)
-        self._order[:size] = order
-        complete = starts + batch.num_tokens >= [len(request.tokens) for request in batch.requests]
-        self._lengths[rows] = np.where(complete, starts + batch.num_tokens, -1)
+            self._state.index_copy_(0, *self._changes.send([at, values]))
+        ends, known = starts + batch.num_tokens, [len(request.tokens) for request in batch.requests]
+        self._lengths[rows] = np.where(ends >= known, ends, -1)
+
+    def forget(self, batch: Batch) -> None:
+        """A step failed, and what was sent for it may not have arrived: the next update sends it again.
+
+        No token may be in flight then, since the host sends every row's.
+        """
+        self._requests, self._order[:], self._lengths[:] = [], -1, -1
+        for request, _ in batch.moved:
+            self._owners[request.row] = None
 
     def clear(self) -> None:
         """Nobody is in the batch, for a step that is run for its own sake."""
         self.order.fill_(self.nobody)
         self._order[:] = self.nobody
+        self._requests = []
 
     def decode(self, size: int) -> StepInputs:
         """A step of one token for each of the first `size` places, from the rows alone."""
         rows = self.order[:size]
-        positions = self.lengths[rows]
-        return StepInputs(self.tokens[rows], positions, rows, rows, self._starts[: size + 1], positions + 1, None)
+        given = (self.tokens, self.lengths, self.seeds, self.temperature)
+        ids, positions, slots, kv_lens, table, seeds, temperature = self.ops.decode_rows(
+            rows, self.page_tables, self.page_size, *given
+        )
+        starts = self._starts[: size + 1]
+        return StepInputs(ids, positions, slots, table, starts, kv_lens, rows, None, seeds, temperature)
 
     def lay_out(self, batch: Batch, num_tokens: int, size: int, to: torch.Tensor | None = None) -> StepInputs:
         """A step of any numbers of tokens, sent from the host and padded to num_tokens and `size` places.
@@ -110,7 +134,7 @@ class DeviceRows:
         ids, positions, token_rows, last_rows, kv_lens, query_starts = np.split(laid_out, _cuts(num_tokens, size))
         ids[:total] = [id for request, start, n in batch for id in request.tokens[start : start + n] or [-1]]
         positions[:total] = np.arange(total) + np.repeat(starts + counts - ends, counts)
-        token_rows[:total] = np.repeat([request.row for request in batch.requests], counts)
+        token_rows[:total] = np.repeat(self._rows, counts)
         token_rows[total:] = self.nobody
         last_rows[:n], kv_lens[:n] = ends - 1, starts + counts
         query_starts[1 : n + 1], query_starts[n + 1 :] = ends, total
@@ -120,20 +144,20 @@ class DeviceRows:
     def laid_out(self, sent: torch.Tensor, num_tokens: int, size: int) -> StepInputs:
         """The inputs in memory that `lay_out` has filled or will fill."""
         ids, positions, token_rows, last_rows, kv_lens, query_starts = sent.tensor_split(_cuts(num_tokens, size))
-        return StepInputs(ids, positions, token_rows, self.order[:size], query_starts, kv_lens, last_rows)
+        rows, page_size = self.order[:size], self.page_size
+        ids = torch.where(ids < 0, self.tokens[token_rows], ids)
+        slots = self.page_tables[token_rows, positions // page_size] * page_size + positions % page_size
+        seeds, temperature = self.seeds[rows], self.temperature[rows].float()
+        table = self.page_tables[rows]
+        return StepInputs(ids, positions, slots, table, query_starts, kv_lens, rows, last_rows, seeds, temperature)
 
-    def sampling(self, inputs: StepInputs, filtered: bool) -> list[torch.Tensor | None]:
-        """What ops.sample needs besides the logits, for each sequence."""
-        rows = inputs.rows
-        filters: list[torch.Tensor | None] = [None, None, None]
-        if filtered:
-            filters = [self.top_k[rows], self.top_p[rows].float(), self.min_p[rows].float()]
-        return [self.temperature[rows].float(), self.seeds[rows], inputs.kv_lens, *filters]
+    def filters(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """top_k, top_p and min_p of these rows."""
+        return [self.top_k[rows], self.top_p[rows].float(), self.min_p[rows].float()]
 
-    def write(self, inputs: StepInputs, tokens: torch.Tensor) -> None:
-        """Keep the tokens [B] that a step chose, for the step after it. The row of nobody stays at length 0."""
-        self.tokens.index_copy_(0, inputs.rows, tokens.clamp(min=0))  # -1, for NaN, is no row of the embedding
-        self.lengths.index_copy_(0, inputs.rows, inputs.kv_lens * (inputs.rows < self.nobody))
+    def keep(self, inputs: StepInputs, chosen: torch.Tensor) -> None:
+        """Write the tokens [B] that a step chose, for the step after it."""
+        self.ops.keep_tokens(chosen, inputs.rows, inputs.kv_lens, self.tokens, self.lengths)
 
     def _places(self, fields: Sequence[str], row: int) -> list[int]:
         """Where these fields of a row lie in the state."""

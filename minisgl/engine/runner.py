@@ -78,7 +78,7 @@ class StepRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Flight:
         """Start a step; its tokens can be had from the flight, -1 where the logits hold NaN."""
-        by_host = next((request.by_host for request in batch.requests if request.by_host), "")
+        by_host = batch.by_host
         filtered = any(request.filtered for request in batch.requests)
         key = None if by_host else self._key(batch, filtered)
         if key is None and self._graphs is not None:
@@ -142,7 +142,7 @@ class StepRunner:
             self.rows.lay_out(batch, num_tokens, size, self._laid_out[: laid_out_len(num_tokens, size)])
         self.work.graph_steps += 1
         token_bytes = self.pool.kv[:, :, 0, 0].nbytes
-        self.work.kv_bytes_read += token_bytes * sum(start + n for _, start, n in batch)
+        self.work.kv_bytes_read += token_bytes * (sum(batch.starts) + batch.total_tokens)
         self.work.kv_bytes_written += token_bytes * batch.total_tokens
         return self._graphs.replay(key)
 
@@ -164,19 +164,14 @@ class StepRunner:
     def _logits(
         self, inputs: StepInputs, attention: Any, query_lens: list[int], kv_lens: list[int], work: WorkCounts
     ) -> torch.Tensor:
-        rows, size = self.rows, self.rows.page_size
-        ids = inputs.input_ids
-        if inputs.last_rows is not None:
-            ids = torch.where(ids < 0, rows.tokens[inputs.token_rows], ids)
-        slots = rows.page_tables[inputs.token_rows, inputs.positions // size] * size + inputs.positions % size
-        width = -(-max(kv_lens) // size) if kv_lens else rows.page_tables.shape[1]
-        tables = rows.page_tables[:, :width][inputs.rows]
-        paged = PagedRows(slots, tables, query_lens, kv_lens, inputs.query_starts, inputs.kv_lens)
-        return self.model(ForwardBatch(ids, inputs.positions, attention(self.pool, paged, work), inputs.last_rows))
+        paged = PagedRows(inputs.slots, inputs.page_table, query_lens, kv_lens, inputs.query_starts, inputs.kv_lens)
+        attend = attention(self.pool, paged, work)
+        return self.model(ForwardBatch(inputs.input_ids, inputs.positions, attend, inputs.last_rows))
 
     def _choose(self, logits: torch.Tensor, inputs: StepInputs, filtered: bool) -> torch.Tensor:
-        tokens: torch.Tensor = self.ops.sample(logits, *self.rows.sampling(inputs, filtered))
-        self.rows.write(inputs, tokens)
+        filters = self.rows.filters(inputs.rows) if filtered else []
+        tokens: torch.Tensor = self.ops.sample(logits, inputs.temperature, inputs.seeds, inputs.kv_lens, *filters)
+        self.rows.keep(inputs, tokens)
         return tokens
 
     def _fetch(self, tokens: torch.Tensor) -> Callable[[], list[int]]:

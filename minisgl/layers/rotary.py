@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from minisgl_kernels import reference
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -28,22 +30,25 @@ class RopeConfig:
     truncate: bool = True  # yarn
 
 
-class Rotary:
+class Rotary(nn.Module):
     """Turns positions into the cosines and sines that `apply_rope` rotates by (Su et al., 2021)."""
 
+    ops = reference
+
     def __init__(self, head_dim: int, config: RopeConfig) -> None:
+        super().__init__()
         # An explicit device: models are built on the meta device, where a table would hold no numbers.
         exponent = torch.arange(0, head_dim, 2, device="cpu", dtype=torch.float32) / head_dim
         plain = 1.0 / config.rope_theta**exponent  # [head_dim / 2] radians per position
         inv_freq, self.magnitude = ROPE_TYPES[config.rope_type](plain, head_dim, config)
         self._inv_freq = {torch.device("cpu"): inv_freq}
 
-    def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """For positions [T]: cosines and sines, each [T, head_dim / 2], computed in fp32 and then cast to dtype."""
         if positions.device not in self._inv_freq:
             self._inv_freq[positions.device] = self._inv_freq[torch.device("cpu")].to(positions.device)
-        angles = positions.float().unsqueeze(1) * self._inv_freq[positions.device]
-        return (angles.cos() * self.magnitude).to(dtype), (angles.sin() * self.magnitude).to(dtype)
+        cos, sin = self.ops.rope_angles(positions, self._inv_freq[positions.device], self.magnitude, dtype)
+        return cos, sin
 
 
 def _default(plain: torch.Tensor, head_dim: int, config: RopeConfig) -> tuple[torch.Tensor, float]:

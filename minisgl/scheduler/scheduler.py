@@ -133,16 +133,19 @@ class Scheduler:
         """Pages that a request may swap when this step is published stay held for the steps planned after it."""
         self.in_flight.remove(batch)
         self.cache.pages.release(batch.held)
+        if batch.total_tokens == len(batch.requests):
+            return  # nothing is published
         for request, _, num_tokens in batch:
             if num_tokens > 1 and request.in_flight > 1:
                 self.cache.pages.hold(request.pages)
-                self.in_flight[-1].held += request.pages
+                last = next(later for later in reversed(self.in_flight) if request in later.requests)
+                last.held += request.pages
 
     def undo(self, batch: Batch) -> None:
         """Take back the last planned step, which was not run to its end: its tokens are not computed."""
         self.in_flight.remove(batch)
         self.cache.pages.release(batch.held)
-        self._moved = batch.moved
+        self._moved = batch.moved + self._moved
         for request, start in zip(batch.requests, batch.starts, strict=True):
             request.num_computed = start
             request.in_flight -= 1
@@ -260,7 +263,7 @@ class Scheduler:
 
     def _let_go(self, request: Request) -> None:
         """Leave what was computed to the prefix cache, and give back pages and row."""
-        self.cache.publish(request, request.num_computed)
+        self.cache.publish(request, min(request.num_computed, len(request.tokens)))  # late tokens are nobody's prefix
         self.cache.detach(request)
         self._free_rows.append(request.row)
         request.row = -1

@@ -47,7 +47,8 @@ def test_the_limit_counts_the_bytes_of_a_decode_that_can_be_counted_by_hand():
     assert least.kv_bytes == 2 * 2 * 2 * 10 * 4 * (6 + 7)  # the second request ends with its prefill
     with torch.device("meta"):
         weights = sum(p.numel() for p in LlamaForCausalLM(config).parameters())
-    assert least.weight_bytes == 3 * 4 * weights
+    embedding = config.vocab_size * config.hidden_size  # untied here: a few rows of it are read
+    assert least.weight_bytes == 3 * 4 * (weights - embedding)
     assert least.seconds == least.kv_bytes + least.weight_bytes
 
 

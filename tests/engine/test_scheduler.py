@@ -21,6 +21,14 @@ def step(scheduler):
     return ids(batch)
 
 
+def alone_in(pages, r):
+    """The tokens of a request that has all these pages to itself, one step after the other."""
+    scheduler = scheduler_with(pages=pages)
+    scheduler.add(other := request(0, r.tokens[: r.prompt_len], max_tokens=r.params.max_tokens))
+    run_to_the_end(scheduler)
+    return other.tokens
+
+
 def add(scheduler, *requests):
     for r in requests:
         scheduler.add(r)
@@ -142,14 +150,11 @@ def test_a_finished_requests_pages_serve_the_next_step():
 
 def test_the_last_to_come_gives_way_and_resumes_with_its_answer():
     scheduler = scheduler_with(pages=8, page_size=1, output_reserve=0.0, prefix_cache="none")
-    alone = scheduler_with(pages=100)
     first, second = add(scheduler, request(0, [1] * 3, max_tokens=5), request(1, [2] * 3, max_tokens=5))
-    add(alone, other := request(1, [2] * 3, max_tokens=5))
 
     run_to_the_end(scheduler)
-    run_to_the_end(alone)
     assert (first.preemptions, second.preemptions) == (0, 1)
-    assert second.tokens == other.tokens
+    assert second.tokens == alone_in(100, second)
     check_whole(scheduler)
 
 
@@ -200,20 +205,49 @@ def test_steps_of_one_prompt_may_be_planned_ahead():
     flying = [scheduler.plan() for _ in range(4)]
 
     assert [ids(batch) for batch in flying[:3]] == [[(0, 4)], [(0, 4)], [(0, 2)]]
-    assert flying[3] is None  # what follows depends on a token that nobody knows
+    assert flying[3] is None  # its only token is on the way
     for batch in flying[:3]:
         scheduler.retire(batch, fake_forward(batch))
     assert (len(r.output), r.finish_reason) == (1, "length")
+
+
+def test_a_token_that_a_step_in_flight_will_bring_may_be_computed_by_the_next():
+    scheduler = scheduler_with(pages=100)
+    [r] = add(scheduler, request(0, [1, 2, 3], max_tokens=3))
+    flying = [scheduler.plan() for _ in range(4)]
+
+    assert [ids(batch) for batch in flying[:3]] == [[(0, 3)], [(0, 1)], [(0, 1)]]
+    assert [batch.starts for batch in flying[:3]] == [[0], [3], [4]]
+    assert flying[3] is None  # the answer's last token is never fed back
+    for batch in flying[:3]:
+        scheduler.retire(batch, fake_forward(batch))
+    assert r.tokens == alone_in(100, r)
+
+
+def test_tokens_of_steps_planned_before_an_end_was_known_are_dropped():
+    scheduler = scheduler_with(pages=100, page_size=1)
+    [r] = add(scheduler, request(0, [1, 2, 3], stop_ids=[9]))
+    flying = [scheduler.plan() for _ in range(3)]
+
+    assert scheduler.retire(flying[0], [9]) == [r]
+    assert (r.output, r.finish_reason) == ([9], "stop")
+    for batch, pages in zip(flying[1:], (5, 0), strict=True):
+        check_pool(scheduler, [r])
+        assert scheduler.retire(batch, [4]) == []
+        assert len(r.pages) == pages  # what a planned step writes to is nobody else's
+    assert r.output == [9]
+    check_whole(scheduler)
 
 
 def test_a_request_in_flight_is_not_preempted():
     scheduler = scheduler_with(pages=4, page_size=1, output_reserve=0.0, max_batch_tokens=2, prefix_cache="none")
     requests = add(scheduler, request(0, [1], max_tokens=3), request(1, [2] * 3, max_tokens=2))
     one, two = scheduler.plan(), scheduler.plan()
-    assert [ids(one), ids(two)] == [[(0, 1), (1, 1)], [(1, 2)]]
+    assert [ids(one), ids(two)] == [[(0, 1), (1, 1)]] * 2
 
+    assert scheduler.plan() is None  # both need a page, and each has a step that still uses its own
     scheduler.retire(one, fake_forward(one))
-    assert scheduler.plan() is None  # the first needs a page; the second's step still uses its three
+    assert scheduler.plan() is None
     check_pool(scheduler, requests)
     scheduler.retire(two, fake_forward(two))
     run_to_the_end(scheduler)
@@ -221,14 +255,14 @@ def test_a_request_in_flight_is_not_preempted():
 
 
 def test_moved_page_tables_are_told_even_if_the_next_plan_is_empty():
-    scheduler = scheduler_with(pages=100, page_size=1, max_batch_tokens=3)
-    add(scheduler, request(0, [1, 2, 3, 4], max_tokens=1), twin := request(1, [1, 2, 9, 9]))
+    scheduler = scheduler_with(pages=9, page_size=1, max_batch_tokens=3, output_reserve=0.0)
+    add(scheduler, request(0, [1, 2, 3, 4]), twin := request(1, [1, 2, 9, 9]))
     one, two, three = (scheduler.plan() for _ in range(3))
-    assert [ids(batch) for batch in (one, two, three)] == [[(0, 3)], [(0, 1), (1, 2)], [(1, 2)]]
+    assert [ids(batch) for batch in (one, two, three)] == [[(0, 3)], [(0, 1), (1, 2)], [(0, 1), (1, 2)]]
 
     scheduler.retire(one, fake_forward(one))
     scheduler.retire(two, fake_forward(two))  # the twin moves over to two pages of the first
-    assert scheduler.plan() is None
+    assert scheduler.plan() is None  # no page is free: the third step still reads those that the twin left
     scheduler.retire(three, fake_forward(three))
     assert (twin, 0) in scheduler.plan().moved
 

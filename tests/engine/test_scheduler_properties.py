@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import accumulate
 from random import Random
 
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from minisgl.core import Batch, Request
+from minisgl.scheduler.scheduler import Scheduler
 from tests.engine.scenarios import FRESH, Scenario, expected, scenario, scenarios
 from tests.helpers import check_pool, check_whole, fake_token, request, scheduler_with
 
@@ -26,6 +28,9 @@ def endless(prompt: list[int]) -> list[int]:
 
 
 ANSWERS = [endless(prompt) for prompt in PROMPTS]
+
+
+LATE = -1  # K and V of a token that came too late
 
 
 class FakePool:
@@ -51,9 +56,13 @@ class FakePool:
         return slots
 
     def forward(self, batch: Batch, slots: list[list[int]]) -> None:
+        """Run a step, after all those planned before it have been retired."""
         contents = []
         for r, start, own in zip(batch.requests, batch.starts, slots, strict=True):
-            contents.append(prefixes(r.tokens[: len(own)]))
+            known = r.tokens[: len(own)]
+            assert len(known) == len(own) or r.finish_reason, f"request {r.id} computes a token that no step has chosen"
+            late = [LATE] * (len(own) - len(known))  # of what was chosen after its end
+            contents.append([*prefixes(known), *late])
             self.slots.update(zip(own[start:], contents[-1][start:], strict=True))
         for r, own, content in zip(batch.requests, slots, contents, strict=True):
             assert [self.slots.get(slot) for slot in own] == content, f"request {r.id} reads another's K and V"
@@ -94,6 +103,7 @@ def run(case: Scenario) -> tuple[list[Request], list[Batch]]:
             steps.append(batch)
             flying.append((batch, pool.plan(batch)))
             idle = 0
+            check_flights(flying, scheduler)
             if len(flying) < case.depth:
                 continue
         for at, i, in_flight in case.aborts:
@@ -106,6 +116,7 @@ def run(case: Scenario) -> tuple[list[Request], list[Batch]]:
             scheduler.retire(batch, [fake_token(r.tokens) if s + n == len(r.tokens) else 3 for r, s, n in rows])
             idle = 0
         check_pool(scheduler, requests)
+        check_flights(flying, scheduler)
         turn, idle = turn + 1, idle + 1
         assert idle < 15, "requests wait, and nothing happens"
     check_whole(scheduler)
@@ -122,6 +133,16 @@ def check_batch(batch: Batch, running: list[Request], case: Scenario) -> None:
     if config.batching != "static" and (config.chunked_prefill or len(batch.requests) > 1):
         assert batch.total_tokens <= config.max_batch_tokens
     assert all(len(r.pages) * config.page_size >= r.num_computed for r in running)
+
+
+def check_flights(flying: Iterable[tuple[Batch, list[list[int]]]], scheduler: Scheduler) -> None:
+    """What a planned step reads or writes is not free, and not written by the step of another request."""
+    size, free = scheduler.cache.page_size, set(scheduler.cache.pages._free)
+    for batch, slots in flying:
+        owners = dict[int, Request]()
+        for (r, start, _), own in zip(batch, slots, strict=True):
+            assert free.isdisjoint(slot // size for slot in own), f"request {r.id} is in flight on a free page"
+            assert all(owners.setdefault(slot, r) is r for slot in own[start:]), "two requests write to one slot"
 
 
 def check_answers(max_len: int, requests: list[Request], case: Scenario) -> None:

@@ -122,7 +122,7 @@ def test_a_prefix_cannot_be_found_before_its_forward_pass_is_over():
     first = scheduler.plan()
     scheduler.add(early := request(1, PROMPT))
     second = scheduler.plan()
-    assert (second.requests, second.starts, early.num_cached) == ([early], [0], 0)
+    assert (second.requests[-1], second.starts[-1], early.num_cached) == (early, 0, 0)
 
     scheduler.retire(first, fake_forward(first))
     scheduler.add(late := request(2, PROMPT))

@@ -96,7 +96,9 @@ def nvrtc_version() -> str:
 def _nvrtc(name: str, text: str, macros: Macros, arch: str) -> bytes:
     core = _core()
     defined = [(macro, str(value)) for macro, value in macros.items()]
-    options = core.ProgramOptions(std="c++17", arch=arch, define_macro=defined)
+    settings = {"std": "c++17", "arch": arch, "define_macro": defined}
+    settings["device_as_default_execution_space"] = True  # or older compilers take a lambda for the host's
+    options = core.ProgramOptions(**settings)
     try:
         return bytes(core.Program(text, "c++", options).compile("cubin").code)
     except Exception as error:  # its class is private to cuda-core

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from minisgl_kernels.triton.cases import CompileCase, each_dtype, refuse, require
+from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 _BLOCK_ROWS, _BLOCK_WIDTH = 2, 1024  # each of 128 threads loads twice 16 bytes of gate and of up in 16 bits
 
@@ -20,8 +21,10 @@ def silu_and_mul_kernel(
     WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Compute one tile [BLOCK_ROWS, BLOCK_WIDTH] of the output; neighbouring programs take neighbouring columns."""
+    wait_for_previous(PDL)
     TILES_ACROSS: tl.constexpr = (WIDTH + BLOCK_WIDTH - 1) // BLOCK_WIDTH
     tile_row, tile_column = tl.program_id(0) // TILES_ACROSS, tl.program_id(0) % TILES_ACROSS
     row = tile_row.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]  # [BLOCK_ROWS, 1]
@@ -50,7 +53,10 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows = len(flat)
     block_width = min(_BLOCK_WIDTH, triton.next_power_of_2(width))
     tiles = triton.cdiv(rows, _BLOCK_ROWS) * triton.cdiv(width, block_width)
-    silu_and_mul_kernel[tiles,](flat, out, flat.stride(0), rows, width, _BLOCK_ROWS, block_width, num_warps=4)
+    silu_and_mul_kernel[tiles,](
+        flat, out, flat.stride(0), rows, width, _BLOCK_ROWS, block_width,
+        num_warps=4, **overlap(silu_and_mul_kernel, flat.device),
+    )  # fmt: skip
     return out
 
 

@@ -13,6 +13,7 @@ from minisgl_kernels.triton import decode
 from minisgl_kernels.triton.cases import CompileCase, each_dtype, is_small
 from minisgl_kernels.triton.decode import LOG2_E, check_paged, paged_decode
 from minisgl_kernels.triton.online_softmax import slots_at, softmax_step
+from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 
 @triton.jit
@@ -68,12 +69,13 @@ def flash_kernel(
     k_slot: tl.constexpr, k_head: tl.constexpr, v_slot: tl.constexpr, v_head: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program: BLOCK_Q tokens of one sequence, for the query heads of one KV head.
 
     Strides are compile-time constants: a pool has one layout, and address arithmetic then folds away.
     """
+    wait_for_previous(PDL)
     kv_head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # the longest first
     sequence = sequence_of(tile, query_starts, num_sequences, BLOCK_Q)
     row = tl.load(query_starts + sequence)
@@ -139,7 +141,8 @@ def flash_attention(
         q, keys, values, out, page_table, kv_lens, query_starts, batch, scale * LOG2_E,
         page_table.stride(0), *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
         GROUP=group, HEAD_DIM=head_dim, PAGE_SIZE=page_size, WINDOW=window, BLOCK_Q=block_q,
-        BLOCK_D=triton.next_power_of_2(head_dim), PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **tile,
+        BLOCK_D=triton.next_power_of_2(head_dim), PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        **tile, **overlap(flash_kernel, q.device),
     )  # fmt: skip
     return out
 

@@ -43,12 +43,13 @@ def compile_case(case: CompileCase, sm: int) -> Any:
         Exception: whatever Triton or ptxas raises for a kernel that does not compile.
     """
     names = case.kernel.arg_names
-    if sorted(names) != sorted([*case.types, *case.constants]):
-        wrong = set(names) ^ {*case.types, *case.constants}
+    constants = {p.name: p.default for p in case.kernel.params if p.has_default} | case.constants
+    if sorted(names) != sorted([*case.types, *constants]):
+        wrong = set(names) ^ {*case.types, *constants}
         raise ValueError(f"{case.name}: arguments without a type or types without an argument: {', '.join(wrong)}")
     signature = {name: case.types.get(name, "constexpr").removesuffix("/16") for name in names}
     aligned = [i for i, name in enumerate(names) if re.match(r"\*|.*/16", case.types.get(name, ""))]
-    source = ASTSource(case.kernel, signature, case.constants, attrs={(i,): [["tt.divisibility", 16]] for i in aligned})
+    source = ASTSource(case.kernel, signature, constants, attrs={(i,): [["tt.divisibility", 16]] for i in aligned})
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
 

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from minisgl_kernels.triton.cases import CompileCase, each_dtype, is_small, refuse, require
 from minisgl_kernels.triton.online_softmax import slots_at, softmax_step
+from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 LOG2_E = 1.4426950408889634
 
@@ -53,12 +54,13 @@ def decode_kernel(
     k_slot: tl.constexpr, k_head: tl.constexpr, v_slot: tl.constexpr, v_head: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program: the query heads that share a KV head, as rows of a tile, over one split of one sequence's keys.
 
     Strides are compile-time constants: a pool has one layout, and address arithmetic then folds away.
     """
+    wait_for_previous(PDL)
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, next_row = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
     length = tl.load(kv_lens + sequence).to(tl.int32)  # 64 bits cost registers, and only slots need them
@@ -180,7 +182,7 @@ def paged_decode(
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, PAGE_SIZE=page_size, WINDOW=window, NUM_SPLITS=num_splits,
         BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads)), BLOCK_N=block_n,
         BLOCK_D=triton.next_power_of_2(head_dim), PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=num_warps, num_stages=num_stages,
+        num_warps=num_warps, num_stages=num_stages, **overlap(decode_kernel, q.device),
     )  # fmt: skip
     return out
 

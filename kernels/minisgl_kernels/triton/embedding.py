@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from minisgl_kernels.triton.cases import CompileCase, each_dtype, refuse, require
+from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 _BLOCK_ROWS, _BLOCK_HIDDEN = 2, 1024
 
@@ -23,8 +24,10 @@ def embedding_kernel(
     HIDDEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Copy one block of BLOCK_ROWS tokens' rows. An id outside the table gives NaN, which nothing later overlooks."""
+    wait_for_previous(PDL)
     BLOCKS: tl.constexpr = (HIDDEN + BLOCK_HIDDEN - 1) // BLOCK_HIDDEN
     token = (tl.program_id(0) // BLOCKS).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
     id = tl.load(ids + token * ids_stride, mask=token < tokens, other=-1)[:, None]  # [BLOCK_ROWS, 1]
@@ -52,8 +55,9 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     tokens = len(ids)
     tiles = triton.cdiv(tokens, _BLOCK_ROWS) * triton.cdiv(hidden, block_hidden)
     embedding_kernel[tiles,](
-        ids, weight, out, ids.stride(0), weight.stride(0), vocab, tokens, hidden, _BLOCK_ROWS, block_hidden
-    )
+        ids, weight, out, ids.stride(0), weight.stride(0), vocab, tokens, hidden, _BLOCK_ROWS, block_hidden,
+        **overlap(embedding_kernel, ids.device),
+    )  # fmt: skip
     return out
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from minisgl_kernels.triton.cases import CompileCase, each_dtype
+from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # low ones of an fp32 that holds this dtype
@@ -103,9 +104,10 @@ def filter_kernel(
     logits, temperatures, top_ks, top_ps, min_ps,
     cut_logits, cut_tokens,  # [B] fp32 and int32, out: the last logit that is kept, and the last token that has it
     row_stride,
-    VOCAB: tl.constexpr, UNUSED_BITS: tl.constexpr, BLOCK: tl.constexpr,
+    VOCAB: tl.constexpr, UNUSED_BITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Find what top-k, top-p and min-p keep of a row, of which each keeps a head of the order (logit down, id up)."""
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     row_logits = logits + row.to(tl.int64) * row_stride
     temperature, min_p = tl.load(temperatures + row), tl.load(min_ps + row)
@@ -150,7 +152,7 @@ def filter_ends(
     cut_logits, cut_tokens = temperature.new_empty(rows), temperature.new_empty(rows, dtype=torch.int32)
     filter_kernel[(rows,)](
         logits, temperature, top_k, top_p, min_p, cut_logits, cut_tokens, logits.stride(0),
-        vocab, _UNUSED_BITS[logits.dtype], _BLOCK, num_warps=_WARPS,
+        vocab, _UNUSED_BITS[logits.dtype], _BLOCK, num_warps=_WARPS, **overlap(filter_kernel, logits.device),
     )  # fmt: skip
     return cut_logits, cut_tokens
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from minisgl_kernels.triton.cases import CompileCase, each_dtype, refuse, require
+from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["inner", "rows"])
@@ -22,8 +23,10 @@ def rms_norm_kernel(
     HIDDEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Normalise BLOCK_ROWS rows, each read whole: the mean square is known before the row leaves the registers."""
+    wait_for_previous(PDL)
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]  # [BLOCK_ROWS, 1]
     column = tl.arange(0, BLOCK_HIDDEN)[None, :]  # [1, BLOCK_HIDDEN]
     inside = (row < rows) & (column < HIDDEN)
@@ -50,12 +53,14 @@ def add_rms_norm_kernel(
     HIDDEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Add BLOCK_ROWS rows of x to the residual stream and normalise the sum, rounded as it is kept.
 
     The sum is written and normalised from the same registers. Columns beyond HIDDEN are read as 0, which adds nothing
     to the sum of squares, and are not written.
     """
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]  # [BLOCK_ROWS, 1]
     column = tl.arange(0, BLOCK_HIDDEN)[None, :]  # [1, BLOCK_HIDDEN]
     inside = (row < rows) & (column < HIDDEN)
@@ -84,8 +89,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows = outer * inner
     blocks = row_blocks(hidden)
     rms_norm_kernel[triton.cdiv(rows, blocks["BLOCK_ROWS"]),](
-        grouped, weight, out, grouped.stride(0), grouped.stride(1), inner, rows, eps, hidden, **blocks
-    )
+        grouped, weight, out, grouped.stride(0), grouped.stride(1), inner, rows, eps, hidden,
+        **blocks, **overlap(rms_norm_kernel, x.device),
+    )  # fmt: skip
     return out
 
 
@@ -108,8 +114,9 @@ def add_rms_norm(
     rows = len(x)
     blocks = row_blocks(hidden)
     add_rms_norm_kernel[triton.cdiv(rows, blocks["BLOCK_ROWS"]),](
-        x, residual, weight, normed, total, x.stride(0), residual.stride(0), rows, eps, hidden, **blocks
-    )
+        x, residual, weight, normed, total, x.stride(0), residual.stride(0), rows, eps, hidden,
+        **blocks, **overlap(add_rms_norm_kernel, x.device),
+    )  # fmt: skip
     return normed, total
 
 

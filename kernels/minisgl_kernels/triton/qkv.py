@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from minisgl_kernels.triton.cases import CompileCase, each_dtype, refuse, require
+from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 
 @triton.jit
@@ -43,12 +44,14 @@ def qk_norm_rope_store_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Bring BLOCK_ROWS rows to where attention reads them; a row is one head of one token, of q, k or v.
 
     A row is read as two halves, so that both elements that are rotated together lie in the same thread. v passes
     through as it is: it differs from k in that, and in where it is stored.
     """
+    wait_for_previous(PDL)
     ALL_HEADS: tl.constexpr = HEADS + 2 * KV_HEADS
     HALF: tl.constexpr = HEAD_DIM // 2
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
@@ -164,6 +167,7 @@ def qk_norm_rope_store(
         kv_heads,
         head_dim,
         **blocks,
+        **overlap(qk_norm_rope_store_kernel, qkv.device),
     )
     return q
 

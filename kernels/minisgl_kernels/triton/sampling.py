@@ -15,6 +15,7 @@ import triton.language as tl
 from minisgl_kernels.reference import SAMPLE_BLOCK
 from minisgl_kernels.triton.cases import CompileCase, each_dtype, refuse, require
 from minisgl_kernels.triton.filters import filter_ends, scale_of
+from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 # Views of packed tensors, aligned or not by the number of rows: one compilation must serve all.
@@ -58,9 +59,10 @@ def sample_blocks_kernel(
     cut_logits, cut_tokens,  # [B], what filters keep ends here; read if FILTERED
     largest_out, score_out,  # [B, blocks] fp32
     row_stride,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, FILTERED: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, FILTERED: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Level 1, one program a block of a row: its largest logit, and the log-sum-exp relative to it with noise added."""
+    wait_for_previous(PDL)
     block, row = tl.program_id(0), tl.program_id(1)
     temperature, seed, position = tl.load(temperatures + row), tl.load(seeds + row), tl.load(positions + row)
     tokens = block * BLOCK + tl.arange(0, BLOCK)
@@ -85,8 +87,10 @@ def sample_token_kernel(
     ids_out,  # [B] int64
     row_stride,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, FILTERED: tl.constexpr, MOST_BLOCKS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Level 2, one program a row: the block of the best score, and the best of its tokens with noise of their own."""
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     blocks = tl.cdiv(VOCAB, BLOCK)
     temperature, seed, position = tl.load(temperatures + row), tl.load(seeds + row), tl.load(positions + row)
@@ -136,9 +140,15 @@ def sample(
     ids = seeds.new_empty(rows)
     given = (logits, temperature, seeds, positions, cut_logits, cut_tokens, largest, score)
     # One warp a block: its maximum and sum need no barrier, and the noise is computed once and not by each warp.
-    sample_blocks_kernel[(blocks, rows)](*given, stride, vocab, SAMPLE_BLOCK, cut_logits is not None, num_warps=1)
+    sample_blocks_kernel[(blocks, rows)](
+        *given, stride, vocab, SAMPLE_BLOCK, cut_logits is not None,
+        num_warps=1, **overlap(sample_blocks_kernel, logits.device),
+    )  # fmt: skip
     most = triton.next_power_of_2(blocks)
-    sample_token_kernel[(rows,)](*given, ids, stride, vocab, SAMPLE_BLOCK, cut_logits is not None, most, num_warps=4)
+    sample_token_kernel[(rows,)](
+        *given, ids, stride, vocab, SAMPLE_BLOCK, cut_logits is not None, most,
+        num_warps=4, **overlap(sample_token_kernel, logits.device),
+    )  # fmt: skip
     return ids
 
 
