@@ -39,7 +39,6 @@ from minisgl.config import EngineConfig
 from minisgl.core import Request, SamplingParams
 from minisgl.engine.engine import Engine
 from minisgl.layers.embedding import Embedding
-from minisgl.layers.linear import Linear
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import Rotary
 from minisgl.llm import LLM
@@ -220,7 +219,7 @@ def labelled(engine: Engine, device: torch.device) -> Iterator[None]:
         return call
 
     parts = [
-        (Linear, "forward", "linear layers"),
+        (reference, "linear", "linear layers"),
         (Embedding, "logits", "linear layers"),
         (TorchAttention, "__init__", "attention"),
         (TorchAttention, "forward", "attention"),

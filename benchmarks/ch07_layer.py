@@ -91,6 +91,10 @@ class TorchOps:
 
         return call
 
+    def linear_silu_mul(self, *product: Any) -> Any:
+        """Counted as its two ops, which chapter 7 tells apart."""
+        return self.silu_and_mul(self.linear(*product))
+
 
 class FusedOps(TorchOps):
     """The same with the ops that chapter 7 fuses: each one kernel."""

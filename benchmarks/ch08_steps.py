@@ -24,6 +24,7 @@ from tqdm import tqdm
 from benchmarks import compare, idle
 from benchmarks.gpu import table
 from benchmarks.measure import finish, result_options
+from benchmarks.record import save
 from benchmarks.timing import synchronize
 from minisgl.config import EngineConfig
 from minisgl.core import Request, SamplingParams
@@ -150,15 +151,15 @@ def measure(llm: LLM, batch: int, context: int, steps: int) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def engine(way: str, args: argparse.Namespace) -> Iterator[LLM]:
-    """An engine, whose memory is free again afterwards."""
+def by_batch(way: str, args: argparse.Namespace, run: Callable[[LLM, int], Any]) -> dict[str, Any]:
+    """What run says of an engine and each of args.batch; the engine's memory is free again afterwards."""
     with LLM(config(way, args.model, args.device, args.dtype)) as llm:
-        yield llm
+        found = {str(batch): run(llm, batch) for batch in args.batch}
     del llm
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -181,19 +182,18 @@ def main(argv: list[str] | None = None) -> None:
     ways: dict[str, dict[str, dict[str, Any]]] = {way: {} for way in args.way}
     for way in (bar := tqdm(ways, unit="engine")):
         bar.set_description(way)
-        with engine(way, args) as llm:
-            for batch in args.batch:
-                ways[way][str(batch)] = measure(llm, batch, args.context, args.steps)
+        ways[way] = by_batch(way, args, lambda llm, batch: measure(llm, batch, args.context, args.steps))
+    data = {"model": Path(args.model).name, "context": args.context, "switches": WAYS, "ways": ways}
     # In engines of their own, after all times: a profiler may leave something behind that costs time.
     profiled = [] if args.no_idle or args.device == "cpu" else args.way
+    if profiled:
+        save(args.name, data, args.device, args.json)  # a profile that does not end costs no times
     for way in (bar := tqdm(profiled, unit="profile", disable=not profiled)):
         bar.set_description(way)
-        with engine(way, args) as llm:
-            for batch in args.batch:
-                ways[way][str(batch)]["idle"] = idle.measure(llm, batch, args.context)
+        for batch, found in by_batch(way, args, lambda llm, batch: idle.measure(llm, batch, args.context)).items():
+            ways[way][batch]["idle"] = found
     flat = [{"way": way} | (row.get("idle") or {}) | row for way, rows in ways.items() for row in rows.values()]
     table(flat, "way", "batch", "step_ms", "host_ms", "wait_ms", "kernel_ms", "kernels_per_step", "idle_share")
-    data = {"model": Path(args.model).name, "context": args.context, "switches": WAYS, "ways": ways}
     finish(args, data, args.device, old)
 
 

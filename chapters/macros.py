@@ -71,6 +71,32 @@ def circumstances(name: str) -> str:
     return f"<small>Measured on {line}</small>"
 
 
+def measured(name: str, path: str = "") -> bool:
+    """Whether benchmarks/results/<name>.json is there, and has something at the path."""
+    try:
+        return bool(result(name, path) if path else _record(name)["data"])
+    except LookupError:
+        return False
+
+
+def unmeasured(name: str, what: str = "") -> str:
+    """What stands on a page where a result is to come. tests/site/test_measured.py fails as long as one does."""
+    part = f" of {what}" if what else ""
+    return f"*Not measured yet: `benchmarks/results/{name}.json`{part}.*"
+
+
+def ledger(name: str) -> str:
+    """The changes of a results file, in order: what was predicted, what was measured, and why; None is a dash."""
+    record = _record(name)
+    if not record["data"]["rows"]:
+        return unmeasured(name)
+    rows = ["| change | batch | predicted | measured | why |", "|---|--:|--:|--:|---|"]
+    for row in record["data"]["rows"]:
+        times = ["–" if row[kind] is None else f"{row[kind]:,.0f} µs" for kind in ("predicted_us", "measured_us")]
+        rows.append(" | ".join(("| " + row["change"], str(row["batch"]), *times, row["why"])) + " |")
+    return "\n".join([*rows, "", circumstances(name)])
+
+
 def figure(folder: Path, name: str, alt: str) -> str:
     """A drawing from a page's folder, in the variant that fits the theme."""
     for theme in ("light", "dark"):
@@ -126,7 +152,7 @@ def smollm2() -> dict[str, int]:
 
 def define_env(env: Any) -> None:
     """Called by mkdocs-macros."""
-    for macro in (code, task, solution, result, circumstances, course_map, smollm2):
+    for macro in (code, task, solution, result, circumstances, measured, unmeasured, ledger, course_map, smollm2):
         env.macro(macro)
 
     def beside_page(macro: Callable[..., str]) -> Callable[..., str]:

@@ -138,15 +138,6 @@ class Request:
     def output(self) -> list[int]:
         return self.tokens[self.prompt_len :]
 
-    @property
-    def num_ready(self) -> int:
-        """Tokens that may have gone through the model after the next step: the known ones, or one more than are under
-        way, which the step before will bring. The last token of an answer is never fed back."""
-        known = len(self.tokens)
-        if known <= self.num_computed:
-            known = self.num_computed + 1
-        return known if known < self.max_len else self.max_len - 1
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -174,6 +165,13 @@ class Batch:
     @property
     def total_tokens(self) -> int:
         return sum(self.num_tokens)
+
+    def put_longest_first(self) -> None:
+        """Reorder the requests: a GPU works on a few at a time, and should not end with a long one alone."""
+        order = sorted(range(len(self.requests)), key=self.starts.__getitem__, reverse=True)
+        self.requests = [self.requests[i] for i in order]
+        self.starts = [self.starts[i] for i in order]
+        self.num_tokens = [self.num_tokens[i] for i in order]
 
     @property
     def by_host(self) -> str:

@@ -74,17 +74,18 @@ class _Answer:
     def is_open(self) -> bool:
         return self.completion.finish_reason is None
 
-    def update(self) -> int:
-        """Take in what the request got since the last call; returns the number of tokens."""
+    def update(self, now: float) -> int:
+        """Take in what the request got since the last call, as of now; returns the number of tokens."""
         request, completion = self.request, self.completion
         new_tokens = request.tokens[request.prompt_len + len(completion.token_ids) :]
-        for token in new_tokens:
-            completion.token_ids.append(token)
-            if self._detokenizer and not self.stopped:
-                self._say(self._detokenizer.push(token))
-        if request.finish_reason and self._detokenizer and not self.stopped:
-            self._say(self._detokenizer.flush(), last=True)
-        completion.total_s = time.perf_counter() - self._submitted
+        completion.token_ids += new_tokens
+        if self._detokenizer:
+            for token in new_tokens:
+                if not self.stopped:
+                    self._say(self._detokenizer.push(token))
+            if request.finish_reason and not self.stopped:
+                self._say(self._detokenizer.flush(), last=True)
+        completion.total_s = now - self._submitted
         if completion.token_ids and not completion.first_token_s:
             completion.first_token_s = completion.total_s
         completion.cached_tokens, completion.logprobs = request.num_cached, request.logprobs
@@ -257,11 +258,12 @@ class LLM:
         start = time.perf_counter()
         while self._to_abort:
             self.engine.abort(self._to_abort.pop())
-        for request in self.engine.step():
+        grown, now = self.engine.step(), time.perf_counter()
+        for request in grown:
             answer = self._open.get(request.id)
             if answer is None:  # ended by a stop string or abandoned
                 continue
-            self._output_tokens += answer.update()
+            self._output_tokens += answer.update(now)
             if answer.stopped and request.finish_reason is None:
                 self.engine.abort(request.id, "stop")
             if not answer.is_open:

@@ -108,7 +108,7 @@ class RecordedGraph:
                 result = step()
         finally:
             _recording = False
-            for call in self._calls:
+            for call in reversed(self._calls):
                 call.put_back()
         return result
 
@@ -132,7 +132,8 @@ class _Outside:
     """A tensor that was made before the recording: where it lies, without keeping it alive."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._storage, self._bytes = StorageWeakRef(tensor.untyped_storage()), tensor.untyped_storage().nbytes()
+        storage = tensor.untyped_storage()
+        self._storage, self._bytes = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
         self._layout = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
 
     def tensor(self) -> torch.Tensor:
@@ -155,6 +156,7 @@ class _Call:
 
         self._function = function
         self._args, self._kwargs = tree_map_only(torch.Tensor, keep, (args, kwargs))
+        self._needs_outside = any(isinstance(leaf, _Outside) for leaf in tree_leaves((self._args, self._kwargs)))
         given = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         written = [
             args[i] if i < len(args) else kwargs.get(argument.name)
@@ -178,7 +180,9 @@ class _Call:
         self._before = []
 
     def run(self) -> None:
-        args, kwargs = tree_map_only(_Outside, _Outside.tensor, (self._args, self._kwargs))
+        args, kwargs = self._args, self._kwargs
+        if self._needs_outside:
+            args, kwargs = tree_map_only(_Outside, _Outside.tensor, (args, kwargs))
         for place, value in zip(self._results, _tensors(self._function(*args, **kwargs)), strict=True):
             if place is not None:
                 place.copy_(value)
@@ -189,18 +193,21 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _tensors(results: Any) -> list[torch.Tensor]:
+    if isinstance(results, torch.Tensor):  # as most are
+        return [results]
     return [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands every operation to a graph."""
 
     def __init__(self, graph: RecordedGraph) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._graph = graph
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _WAITS:
+        masked = func is _aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if func in _WAITS or masked:  # a mask says how many only by its contents
             raise GraphError(f"{func} needs the result of what is only being recorded: a graph cannot wait for it")
         if func is torch.ops.aten.lift_fresh.default:
             raise GraphError("data of the host, as of torch.tensor([…]), would be read only once: send it before")

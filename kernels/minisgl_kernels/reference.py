@@ -225,32 +225,6 @@ def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     return silu_and_mul(linear(x, weight, bias))
 
 
-def add_rms_norm_linear(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    norm_weight: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product of what `add_rms_norm` normalises; returns (product [T, outputs], sum [T, hidden])."""
-    normed, total = add_rms_norm(x, residual, norm_weight, eps)
-    return linear(normed, weight, bias), total
-
-
-def add_rms_norm_linear_silu_mul(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    norm_weight: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`linear_silu_mul` of what `add_rms_norm` normalises; returns (gated product [T, width], sum [T, hidden])."""
-    normed, total = add_rms_norm(x, residual, norm_weight, eps)
-    return linear_silu_mul(normed, weight, bias), total
-
-
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,

@@ -38,6 +38,8 @@ class Engine:
         on_gpu = model.device.type == "cuda"
         if on_gpu and not config.max_batch_tokens:
             config = replace(config, max_batch_tokens=16_384)
+        if config.overlap == "auto":
+            config = replace(config, overlap="on" if on_gpu and config.kv_cache == "paged" else "off")
         self.model, self.config, self.work = model, config, WorkCounts()
         longest = model.config.max_position_embeddings
         context = config.max_model_len or longest
@@ -46,7 +48,7 @@ class Engine:
         attention, kernels = (ops.choose(c, model.device, model.dtype) for c in (config.attention, config.kernels))
         self.attention, self.ops = backend(attention), ops.implementation(kernels)
         graphs = self._choose_graphs(attention, kernels)
-        overlap = config.overlap == "on" or (config.overlap == "auto" and on_gpu and config.kv_cache == "paged")
+        overlap = config.overlap == "on"
         with_runner = graphs != "off" or overlap
         reserve = self._activation_bytes() if with_runner and on_gpu and not config.kv_pages else 0
         self.pool = self._new_pool(config.page_size, context, reserve)
@@ -94,9 +96,10 @@ class Engine:
         """
         grown = self._retire(0 if self._failed else self._ahead)  # what an interrupted step left in flight
         self._failed, batch = False, self.scheduler.plan()
+        waits = bool(batch and batch.by_host)
         if batch:
             try:
-                if batch.by_host:
+                if waits:
                     grown += self._retire(0)
                 self.flights.append(self.launch(batch))
             except BaseException:  # Ctrl-C or no memory: nothing is lost, and whoever goes on can
@@ -105,7 +108,7 @@ class Engine:
                 if self.runner:
                     self.runner.rows.forget(batch)
                 raise
-        grown += self._retire(self._ahead if batch and not batch.by_host else 0)
+        grown += self._retire(self._ahead if batch and not waits else 0)
         if not self.scheduler.has_work:  # what is still in flight brings nothing that anybody wants
             self._retire(0)
         ended, self.scheduler.finished = self.scheduler.finished, []

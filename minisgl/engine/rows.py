@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class DeviceRows:
         self._lengths = np.full(rows, -1)  # tokens of the row before its next one; -1 if the device has no valid one
         self._owners: list[Request | None] = [None] * rows
         self._requests, self._size, self._rows = list[Request](), 0, np.zeros(0, dtype=np.int64)  # of the last batch
+        self._next = list[int]()  # where its requests go on
         self._changes, self._laid_out = Mailbox(device), Mailbox(device)
 
     def update(self, batch: Batch, size: int) -> None:
@@ -77,7 +79,8 @@ class DeviceRows:
                 at += self._places(("seeds", "top_k", "temperature", "top_p", "min_p"), request.row)
                 values += _sampling(request)
         # A request that comes back to other rows comes with its first page.
-        if batch.requests != self._requests or size != self._size or not all(first for _, first in batch.moved):
+        same = batch.requests == self._requests and size == self._size and all(first for _, first in batch.moved)
+        if not same:
             self._requests, self._size = batch.requests, size
             self._rows = np.array([request.row for request in batch.requests])
             order = np.full(size, self.nobody)
@@ -86,16 +89,25 @@ class DeviceRows:
                 at += self._places(("order",), i)
                 values.append(int(order[i]))
             self._order[:size] = order
+        if same and batch.starts == self._next:  # each goes on where the device is, as in most steps
+            self._lengths[self._rows] += 1
+            self._next = [start + 1 for start in batch.starts]
+        else:
+            self._begin(batch, at, values)
+        if at:
+            self._state.index_copy_(0, *self._changes.send([at, values]))
+
+    def _begin(self, batch: Batch, at: list[int], values: list[int]) -> None:
+        """Send tokens and lengths where the device has others, and note what it will have after this step."""
         rows, starts = self._rows, np.array(batch.starts)
         for i in np.flatnonzero(self._lengths[rows] != starts).tolist():
             if batch.num_tokens[i] == 1:
                 request, start = batch.requests[i], batch.starts[i]
                 at += self._places(("tokens", "lengths"), request.row)
                 values += [request.tokens[start], start]
-        if at:
-            self._state.index_copy_(0, *self._changes.send([at, values]))
         ends, known = starts + batch.num_tokens, [len(request.tokens) for request in batch.requests]
         self._lengths[rows] = np.where(ends >= known, ends, -1)
+        self._next = self._lengths[rows].tolist()
 
     def forget(self, batch: Batch) -> None:
         """A step failed, and what was sent for it may not have arrived: the next update sends it again.
@@ -189,16 +201,17 @@ class Mailbox:
 
     def send(self, parts: Sequence[Sequence[int] | np.ndarray], to: torch.Tensor | None = None) -> list[torch.Tensor]:
         """The parts behind one another in `to`, or in memory that holds until the next call."""
-        sizes = [len(part) for part in parts]
+        ends = list(accumulate(map(len, parts), initial=0))
+        total = ends[-1]
         if self._copied:  # nothing else keeps the copy before from being still on its way out of this memory
             self._copied.synchronize()
-        if sum(sizes) > len(self._host):
-            self._host = torch.empty(2 * sum(sizes), dtype=torch.int64, pin_memory=self._gpu)
-            self._sent = torch.empty_like(self._host, device=self.device)
-        for place, part in zip(torch.split(self._host[: sum(sizes)], sizes), parts, strict=True):
-            place.numpy()[:] = part
-        to = self._sent[: sum(sizes)] if to is None else to
-        to.copy_(self._host[: sum(sizes)], non_blocking=True)
+        if total > len(self._host):
+            self._host = torch.empty(2 * total, dtype=torch.int64, pin_memory=self._gpu)
+            self._array, self._sent = self._host.numpy(), torch.empty_like(self._host, device=self.device)
+        for (start, end), part in zip(pairwise(ends), parts, strict=True):
+            self._array[start:end] = part
+        to = self._sent[:total] if to is None else to
+        to.copy_(self._host[:total], non_blocking=True)
         if self._copied:
             self._copied.record()
-        return list(torch.split(to, sizes))
+        return [to[start:end] for start, end in pairwise(ends)]

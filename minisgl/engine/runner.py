@@ -51,6 +51,7 @@ class StepRunner:
         self.attention = attention
         self.eager_steps = Counter[str]()  # that no graph held, by reason
         self._graphs: StepGraphs | None = None
+        self._token_bytes = pool.kv[:, :, 0, 0].nbytes  # K and V of a token in all layers
         on_gpu = model.device.type == "cuda"
         # Two, since a step may be launched before the tokens of the one before have been read.
         self._read = cycle([torch.empty(rows.nobody, dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)])
@@ -78,6 +79,8 @@ class StepRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Flight:
         """Start a step; its tokens can be had from the flight, -1 where the logits hold NaN."""
+        if batch.total_tokens == len(batch.requests):
+            batch.put_longest_first()
         by_host = batch.by_host
         filtered = any(request.filtered for request in batch.requests)
         key = None if by_host else self._key(batch, filtered)
@@ -141,9 +144,8 @@ class StepRunner:
         if num_tokens:
             self.rows.lay_out(batch, num_tokens, size, self._laid_out[: laid_out_len(num_tokens, size)])
         self.work.graph_steps += 1
-        token_bytes = self.pool.kv[:, :, 0, 0].nbytes
-        self.work.kv_bytes_read += token_bytes * (sum(batch.starts) + batch.total_tokens)
-        self.work.kv_bytes_written += token_bytes * batch.total_tokens
+        self.work.kv_bytes_read += self._token_bytes * (sum(batch.starts) + batch.total_tokens)
+        self.work.kv_bytes_written += self._token_bytes * batch.total_tokens
         return self._graphs.replay(key)
 
     def _eager(self, batch: Batch, filtered: bool, by_host: bool) -> torch.Tensor:

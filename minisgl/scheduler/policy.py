@@ -1,4 +1,4 @@
-"""Who is next: the order among requests, and which waiting ones are tried first, at most `limit` of them."""
+"""Who is next: the order among requests, which waiting ones are tried first, and how far one may go."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,19 @@ WINDOW = 128  # waiting requests compared in a step: matching them all against t
 def rank(request: Request) -> tuple[int, int]:
     """Sorts by priority, then by arrival. A preempted request keeps its place."""
     return -request.params.priority, request.id
+
+
+def seen(request: Request) -> int:
+    """Tokens that may have gone through the model after the next step: those that the host has seen."""
+    return len(request.tokens)
+
+
+def coming(request: Request) -> int:
+    """The same, with the token that a step in flight will bring. The last token of an answer is never fed back."""
+    tokens = len(request.tokens)
+    if tokens <= request.num_computed:
+        tokens = request.num_computed + 1
+    return tokens if tokens < request.max_len else request.max_len - 1
 
 
 def fcfs(waiting: list[Request], cache: CacheManager, limit: int) -> list[Request]:

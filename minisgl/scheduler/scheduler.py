@@ -12,7 +12,7 @@ from math import ceil
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, FinishReason, Request, WorkCounts
 from minisgl.kvcache.cache_manager import CacheManager
-from minisgl.scheduler.policy import ORDERS, rank
+from minisgl.scheduler.policy import ORDERS, coming, rank, seen
 
 
 class Scheduler:
@@ -39,6 +39,7 @@ class Scheduler:
             config.batching
         ]
         self._order = ORDERS[config.policy]
+        self._ready = coming if config.overlap == "on" else seen
         self._budget = 0
 
     @property
@@ -78,7 +79,7 @@ class Scheduler:
         """Choose the next step: running requests first, then waiting ones, within the budget. None if nobody is there.
 
         Every request in the batch has pages for the tokens it computes. Several steps may be planned before the first
-        is retired: a token that a step in flight will bring counts as known.
+        is retired; with overlap, a token that a step in flight will bring counts as known.
         """
         batch = Batch(moved=self._moved)
         self._budget = self.config.max_batch_tokens or 2048
@@ -179,7 +180,7 @@ class Scheduler:
         page_size, budget = self.cache.page_size, self._budget
         for request in requests:  # preemption takes whom this loop has not reached, or the request itself
             start = request.num_computed
-            num_tokens = request.num_ready - start
+            num_tokens = self._ready(request) - start
             if num_tokens > budget:
                 num_tokens = budget
             if num_tokens <= 0 or request.row < 0:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import ch08_steps
+from minisgl.llm import LLM
 from tests.helpers import hf_json, tiny_config
 
 
@@ -74,8 +75,7 @@ def test_waits_are_in_no_part(monkeypatch):
 
 
 def test_more_requests_than_run_side_by_side_are_refused(shape):
-    args = SimpleNamespace(model=str(shape), device="cpu", dtype="auto")
-    with ch08_steps.engine("eager", args) as llm:
+    with LLM(ch08_steps.config("eager", str(shape), "cpu")) as llm:
         llm.engine.scheduler._free_rows = [0, 1]
         with pytest.raises(ValueError, match="side by side"):
             ch08_steps.measure(llm, batch=3, context=24, steps=4)

@@ -180,6 +180,46 @@ def test_pages_that_a_step_in_flight_reads_are_not_free_when_its_prompt_moves_to
     assert a.output == b.output
 
 
+def test_what_a_failed_launch_did_not_send_is_sent_by_the_next(model, monkeypatch):
+    expected = run(new_engine(model), new_request(0, prompt=5, max_tokens=9), new_request(1, prompt=7, max_tokens=5))
+    engine = new_engine(model)
+    requests = [new_request(0, prompt=5, max_tokens=9), new_request(1, prompt=7, max_tokens=5)]
+    engine.add(requests[0])
+    engine.step()
+    engine.step()
+    engine.add(requests[1])
+
+    def fail(parts, to=None):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner.rows._changes, "send", fail)
+        with pytest.raises(MemoryError):
+            engine.step()
+    assert run(engine) == []
+    assert [request.output for request in requests] == expected
+
+
+def test_overlap_begins_again_after_a_failure(model):
+    log = Log(engine := new_engine(model))
+    engine.add(new_request(0, prompt=5, max_tokens=9))
+    engine.step()
+    launch = engine.launch
+
+    def fail(batch):
+        engine.launch = launch
+        raise MemoryError
+
+    engine.launch = fail
+    with pytest.raises(MemoryError):
+        engine.step()
+    del log.events[:]
+    for _ in range(3):
+        engine.step()
+
+    assert log.events == ["read 0", "launch 1", "launch 2", "read 1", "launch 3", "read 2"]
+
+
 # The whole engine.
 
 PROMPTS = [9, 17, 5, 1, 22, 12, 3, 30]
@@ -223,7 +263,7 @@ def expected(model):
         {"graphs": "on", "overlap": "on", "max_running_requests": 3},
         {"graphs": "off", "overlap": "on"},
         {"graphs": "lazy", "overlap": "on", "max_batch_tokens": 7},
-        {"graphs": "lazy", "overlap": "on", "kv_pages": 18, "output_reserve": 0.0},
+        {"graphs": "lazy", "overlap": "on", "kv_pages": 14, "output_reserve": 0.0},
         {"graphs": "off", "overlap": "on", "kv_pages": 18, "output_reserve": 0.0, "prefix_cache": "none"},
         {"graphs": "lazy", "overlap": "on", "batching": "prefill_first"},
     ],

@@ -120,6 +120,27 @@ def test_who_leaves_the_batch_leaves_its_place(rows):
     assert rows.order[0].item() == 1
 
 
+def test_one_in_the_place_of_another_is_seen(rows):
+    a, b = decoding(rows, 0, 1)
+    rows.update(step((a, 5, 1)), 1)
+
+    rows.update(step((b, 5, 1)), 1)
+    assert rows.order[0].item() == 1
+
+    rows.update(step((a, 6, 1)), 1)  # where b would go on
+    assert rows.order[0].item() == 0
+
+
+def test_others_may_come_and_go_while_a_token_is_under_way(rows):
+    a, b = decoding(rows, 0, 1)
+    rows.update(step((a, 5, 1), (b, 5, 1)), 2)
+
+    rows.update(step((a, 6, 1)), 1)  # its token at 6 and the next one are not known to the host
+    rows.update(step((b, 6, 1), (a, 7, 1)), 2)
+
+    assert rows.order[:2].tolist() == [1, 0]
+
+
 def test_who_comes_back_takes_its_place_again(rows):
     a, b, c = decoding(rows, 0, 1, 2, size=4)
 

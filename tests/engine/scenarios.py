@@ -25,6 +25,8 @@ SWITCHES: dict[str, Sequence[Any]] = {
     "page_size": (1, 3, 16),
     "max_batch_tokens": (1, 5, 16, 64),
     "max_running_requests": (1, 3, 8),
+    "graphs": ("off", "lazy"),
+    "overlap": ("off", "on"),
 }
 
 
@@ -65,7 +67,9 @@ def scenario(r: Random, prompts: int, answer: int, depths: Sequence[int] = (1,),
         depths: what depth is drawn from.
         fixed: switches that are not drawn.
     """
-    switches = {name: r.choice(values) for name, values in SWITCHES.items()} | fixed
+    switches = {name: r.choice(values) for name, values in SWITCHES.items()}
+    switches["graphs"] = r.choice(("off",) * 7 + ("lazy",))  # the stand-in takes several times as long
+    switches |= fixed
     room = r.choice((10, 25, 40, 60, 200))  # tokens that the pool holds, about
     asks = list[Ask]()
     for _ in range(r.randint(1, 6)):

@@ -60,10 +60,9 @@ def twin(model, kernels="triton", attention=FusedAttention, dtype=FP32, device=D
 
 
 def engine_on(model, attention="triton", kernels="triton", **config):
-    """An engine whose pool is NaN, and whose pages come in reverse order."""
-    engine = Engine(
-        model, EngineConfig(**{"kv_pages": 40, "page_size": 4} | config, attention=attention, kernels=kernels)
-    )
+    """An engine without graphs and overlap, whose pool is NaN, and whose pages come in reverse order."""
+    config = {"kv_pages": 40, "page_size": 4, "graphs": "off", "overlap": "off"} | config
+    engine = Engine(model, EngineConfig(**config, attention=attention, kernels=kernels))
     engine.pool.kv[:, :, 1:] = float("nan")
     engine.pages._free.reverse()
     return engine

@@ -120,7 +120,9 @@ def test_penalties_bias_min_tokens_and_logprobs_beside_others_are_those_of_the_p
     assert len(other[2].logprobs) == 5
     for mine, its in zip(other[2].logprobs, plain[2].logprobs, strict=True):
         assert (mine.token_id, list(mine.top)) == (its.token_id, list(its.top))
-        TINY_LOGITS.check(torch.tensor([mine.logprob, *mine.top.values()]), torch.tensor([its.logprob, *its.top.values()]))
+        TINY_LOGITS.check(
+            torch.tensor([mine.logprob, *mine.top.values()]), torch.tensor([its.logprob, *its.top.values()])
+        )
 
 
 @ways

@@ -212,7 +212,7 @@ def test_steps_of_one_prompt_may_be_planned_ahead():
 
 
 def test_a_token_that_a_step_in_flight_will_bring_may_be_computed_by_the_next():
-    scheduler = scheduler_with(pages=100)
+    scheduler = scheduler_with(pages=100, overlap="on")
     [r] = add(scheduler, request(0, [1, 2, 3], max_tokens=3))
     flying = [scheduler.plan() for _ in range(4)]
 
@@ -225,7 +225,7 @@ def test_a_token_that_a_step_in_flight_will_bring_may_be_computed_by_the_next():
 
 
 def test_tokens_of_steps_planned_before_an_end_was_known_are_dropped():
-    scheduler = scheduler_with(pages=100, page_size=1)
+    scheduler = scheduler_with(pages=100, overlap="on", page_size=1)
     [r] = add(scheduler, request(0, [1, 2, 3], stop_ids=[9]))
     flying = [scheduler.plan() for _ in range(3)]
 
@@ -240,7 +240,9 @@ def test_tokens_of_steps_planned_before_an_end_was_known_are_dropped():
 
 
 def test_a_request_in_flight_is_not_preempted():
-    scheduler = scheduler_with(pages=4, page_size=1, output_reserve=0.0, max_batch_tokens=2, prefix_cache="none")
+    scheduler = scheduler_with(
+        pages=4, overlap="on", page_size=1, output_reserve=0.0, max_batch_tokens=2, prefix_cache="none"
+    )
     requests = add(scheduler, request(0, [1], max_tokens=3), request(1, [2] * 3, max_tokens=2))
     one, two = scheduler.plan(), scheduler.plan()
     assert [ids(one), ids(two)] == [[(0, 1), (1, 1)]] * 2
@@ -255,7 +257,7 @@ def test_a_request_in_flight_is_not_preempted():
 
 
 def test_moved_page_tables_are_told_even_if_the_next_plan_is_empty():
-    scheduler = scheduler_with(pages=9, page_size=1, max_batch_tokens=3, output_reserve=0.0)
+    scheduler = scheduler_with(pages=9, overlap="on", page_size=1, max_batch_tokens=3, output_reserve=0.0)
     add(scheduler, request(0, [1, 2, 3, 4]), twin := request(1, [1, 2, 9, 9]))
     one, two, three = (scheduler.plan() for _ in range(3))
     assert [ids(batch) for batch in (one, two, three)] == [[(0, 3)], [(0, 1), (1, 2)], [(0, 1), (1, 2)]]

@@ -42,9 +42,11 @@ def test_every_step_is_one_event_with_its_batch(model, tmp_path):
     assert events[0]["time"] <= events[1]["time"]
 
 
-def test_page_tables_replay_to_those_of_the_end_and_free_pages_add_up(model, tmp_path):
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_page_tables_replay_to_those_of_the_end_and_free_pages_add_up(model, tmp_path, overlap):
     asked = [request(i, [i] * 9, max_tokens=6) for i in range(3)]
-    header, events = traced(model, tmp_path / "t", *asked, kv_pages=20, page_size=2, max_running_requests=2)
+    switches = {"kv_pages": 20, "page_size": 2, "max_running_requests": 2, "overlap": overlap}
+    header, events = traced(model, tmp_path / "t", *asked, **switches)
     tables, tree = {}, []
     for event in events:
         tables |= {int(i): pages for i, pages in event["tables"].items()}

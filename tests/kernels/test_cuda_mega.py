@@ -12,7 +12,7 @@ from minisgl_kernels.cuda.build import source_path
 from tests.kernels.mega_cases import Model
 from tests.tolerances import MEGA_LOGITS, MEGA_NEW_KV
 
-QWEN = {"BLOCK_WARPS": 4, "DEPTH": 3, "TOGETHER": 2}  # of the emulated kernels: few, for each takes seconds to compile
+QWEN = {"BLOCK_WARPS": 2, "DEPTH": 3, "TOGETHER": 2}  # of the emulated kernels: few, for each takes seconds to compile
 LLAMA = dict(qk_norm=False, tied=False, heads=3, kv_heads=1, hidden=192, intermediate=320)
 
 
@@ -33,7 +33,7 @@ def device():
     return "cpu"
 
 
-def check(model, blocks=3, splits=0, seed=0):
+def check(model, blocks=8, splits=0, seed=0):
     """Fail unless logits and pool are as computed in fp64, twice."""
     step = model.step(blocks=blocks, macros=QWEN, seed=seed)
     expected, kv = model.expected()
@@ -42,10 +42,9 @@ def check(model, blocks=3, splits=0, seed=0):
         MEGA_LOGITS.check(logits.double() / expected.std(), expected / expected.std())
         assert torch.equal(model.kv.isnan(), kv.isnan())
         MEGA_NEW_KV.check(model.newest(model.kv).double(), model.newest(kv))
-        assert step.counters.eq(0).all()  # what the next launch begins with
 
 
-@pytest.mark.parametrize("lens", [[1], [17], [100, 1, 16], [(7 * i) % 40 + 1 for i in range(16)]], ids=len)
+@pytest.mark.parametrize("lens", [[1], [17], [47, 130], [100, 1, 16]], ids=len)
 def test_a_step_of_qwen3(lens, device):
     check(Model(lens, device=device))
 
@@ -55,31 +54,31 @@ def test_a_step_of_llama(lens, device):
     check(Model(lens, page_size=1, device=device, **LLAMA))
 
 
-@pytest.mark.parametrize("blocks", [1, 5, 40])
+@pytest.mark.parametrize("blocks", [6, 7, 40])
 def test_the_grid_may_have_any_number_of_blocks(blocks, device):
     check(Model([33, 5, 64], device=device), blocks=blocks)
 
 
 @pytest.mark.parametrize("splits", [2, 5])
 def test_parts_of_the_keys_are_put_together(splits, device):
-    check(Model([100, 1, 47], device=device), splits=splits)
+    check(Model([100, 1, 47], device=device), blocks=30, splits=splits)
 
 
 @pytest.mark.skipif(on_gpu(), reason="the emulator runs on CPU tensors")
 def test_the_order_of_threads_does_not_matter(device):
     model = Model([100, 1, 47])
-    results = [model.run(model.step(blocks=3, macros=QWEN, seed=seed), splits=3) for seed in range(3)]
+    results = [model.run(model.step(blocks=18, macros=QWEN, seed=seed)) for seed in range(3)]
 
     assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.skipif(on_gpu(), reason="the emulator runs on CPU tensors")
-def test_a_block_that_does_not_arrive_is_an_error(tmp_path, monkeypatch, device):
-    text = source_path("mega_step.cuh").read_text()
-    wrong = text.replace("if (threadIdx.x == 0) add(", "if (threadIdx.x == 0 && blockIdx.x > 0) add(")
+def test_a_block_that_does_not_send_is_an_error(tmp_path, monkeypatch, device):
+    text = source_path("mega_machine.cuh").read_text()
+    wrong = text.replace("    *to = {data, tag};", "    if (blockIdx.x > 0) *to = {data, tag};")
     assert wrong != text
     (tmp_path / "wrong.cuh").write_text(wrong)
-    monkeypatch.setenv("MINISGL_CUDA_SOURCES", f"mega_step.cuh={tmp_path / 'wrong.cuh'}")
+    monkeypatch.setenv("MINISGL_CUDA_SOURCES", f"mega_machine.cuh={tmp_path / 'wrong.cuh'}")
     model = Model([5], layers=1)
 
     with pytest.raises(RuntimeError, match="blocks wait for each other for ever"):
@@ -92,7 +91,7 @@ def test_a_block_that_does_not_arrive_is_an_error(tmp_path, monkeypatch, device)
         (dict(dtype=torch.float32), "float16 and bfloat16"),
         (dict(hidden=96), "hidden_size to be a multiple of 64"),
         (dict(intermediate=200), "intermediate_size to be a multiple of 64"),
-        (dict(vocab=100), "vocab_size to be a multiple of 8"),
+        (dict(vocab=101), "vocab_size to be a multiple of 2"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
@@ -101,11 +100,11 @@ def test_what_it_cannot_do_is_refused(change, reason):
         Model([3], **change).step(blocks=1)
 
 
-def test_more_rows_than_a_tensor_core_has_are_refused():
-    model = Model([1] * 17)
+def test_more_rows_than_it_takes_are_refused():
+    model = Model([1] * 5)
     step = model.step(blocks=1)
 
-    with pytest.raises(ValueError, match="17 rows"):
+    with pytest.raises(ValueError, match="5 rows"):
         model.run(step)
 
 
@@ -114,7 +113,7 @@ def test_it_compiles_without_a_gpu():
         build.nvrtc_version()
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"cuda-core with NVRTC is not installed: {error}")
-    macros = command.MEGA | {"DTYPE": "bf16", "HEAD_DIM": 128, "GROUP": 2, "BATCH": 16}
+    macros = command.MEGA | {"DTYPE": "bf16", "HEAD_DIM": 128, "GROUP": 2, "BATCH": 4}
 
     assert build.compile_cuda(mega.SOURCE, macros, "sm_90").startswith(b"\x7fELF")
 

@@ -38,6 +38,23 @@ raise SystemExit(compile.main(["--arch", "sm_80"]))
 """
 
 
+# Prints what of each kernel's arguments Triton would compile anew: an array of integers, such as a row of a packed
+# tensor, for where it begins; a number that is not the model's, for being 1 or a multiple of 16.
+VARIANTS = """
+from minisgl_kernels.triton.compile import all_cases
+seen = set()
+for case in all_cases():
+    for param in case.kernel.params:
+        kind = case.types.get(param.name, "")
+        fixed = {"*i64": param.do_not_specialize_on_alignment, "i32": param.do_not_specialize}
+        if kind in fixed:
+            seen.add(case.kernel.__name__)
+        if not fixed.get(kind, True):
+            print(case.kernel.__name__, param.name)
+print("looked at", *sorted(seen))
+"""
+
+
 def run(*arguments, **env):
     """Python in an environment where Triton compiles."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -62,6 +79,16 @@ def test_every_kernel_compiles(arch):
     if arch == "sm_75":  # nor more than 64 KB of shared memory for a program
         shared = [int(size.replace(",", "")) for size in re.findall(r"([\d,]+) B shared", done.stdout)]
         assert max(shared) <= 65_536
+
+
+def test_where_a_batch_lies_and_how_large_it_is_compiles_nothing_anew():
+    done = run("-c", VARIANTS)
+
+    assert done.returncode == 0, done.stderr
+    *variants, kernels = done.stdout.splitlines()
+    assert not variants
+    for kernel in ("decode_kernel", "flash_kernel", "qk_norm_rope_store_kernel", "embedding_kernel", "product_kernel"):
+        assert kernel in kernels
 
 
 def test_what_does_not_compile_is_named_and_the_rest_goes_on(tmp_path):

@@ -19,7 +19,8 @@ from minisgl_kernels.cpu.build import BuildError, build_library
 from minisgl_kernels.reference import decode_rows, embedding, keep_tokens, rope_angles, sample
 
 __all__ = ["apply_rope", "available", "linear", "max_rows", "paged_attention", "rms_norm", "silu_and_mul"]
-__all__ += ["add_rms_norm", "decode_rows", "embedding", "keep_tokens", "rope_angles", "sample", "why_unavailable"]
+__all__ += ["add_rms_norm", "decode_rows", "embedding", "keep_tokens", "linear_silu_mul", "rope_angles", "sample"]
+__all__ += ["why_unavailable"]
 
 _PAIRS = {  # dtypes of the input, and of the weights or the KV cache
     (torch.float32, torch.float32): "f32_f32",
@@ -162,32 +163,6 @@ def add_rms_norm(
 def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """See reference.linear_silu_mul."""
     return silu_and_mul(linear(x, weight, bias))
-
-
-def add_rms_norm_linear(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    norm_weight: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See reference.add_rms_norm_linear."""
-    normed, total = add_rms_norm(x, residual, norm_weight, eps)
-    return linear(normed, weight, bias), total
-
-
-def add_rms_norm_linear_silu_mul(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    norm_weight: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See reference.add_rms_norm_linear_silu_mul."""
-    normed, total = add_rms_norm(x, residual, norm_weight, eps)
-    return linear_silu_mul(normed, weight, bias), total
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

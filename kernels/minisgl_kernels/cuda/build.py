@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from minisgl_kernels.cpu.build import cache_folder
 
@@ -96,7 +97,7 @@ def nvrtc_version() -> str:
 def _nvrtc(name: str, text: str, macros: Macros, arch: str) -> bytes:
     core = _core()
     defined = [(macro, str(value)) for macro, value in macros.items()]
-    settings = {"std": "c++17", "arch": arch, "define_macro": defined}
+    settings: dict[str, Any] = {"std": "c++17", "arch": arch, "define_macro": defined}
     settings["device_as_default_execution_space"] = True  # or older compilers take a lambda for the host's
     options = core.ProgramOptions(**settings)
     try:

@@ -1,82 +1,80 @@
-// A decode step of a whole model in one kernel, for up to 16 rows.
+// A decode step of a whole model in one kernel, for up to 4 rows.
 //
 // A step of many kernels pays for each: its launch, the time until its first bytes arrive, and the time in which its last
-// blocks leave the rest of the GPU idle. Here one block a multiprocessor stays from the first layer to the logits. Blocks
-// meet at a barrier where one phase needs what another has written, five times a layer, and the weights stream on through
-// the barriers (mega_stream.cuh). The idea is that of Hazy Research's megakernel (Spector et al., 2025).
+// blocks leave the rest of the GPU idle. Here one block a multiprocessor stays from the first layer to the logits, and the
+// weights stream in without a stop (mega_stream.cuh). A phase begins when the words arrive that others have sent
+// (mega_machine.cuh). The idea is that of Hazy Research's megakernel (Spector et al., 2025).
 //
-// All blocks must run at once, or a barrier would wait for ever: one a multiprocessor, and nothing else on the GPU that
-// waits for this kernel.
+// All blocks must run at once, or one would wait for ever: one a multiprocessor, and nothing else on the GPU that waits
+// for this kernel. Words are overwritten in the next layer without asking whether they have been read. They have: a block
+// can only be there when it has received a part of each block's activation, and whoever sent that had read all before it.
 
 #include "mega_attention.cuh"
 #include "mega_product.cuh"
 
-union Scratch {
+struct Shared {
+    Piece pieces[DEPTH];
+    Inputs inputs;
     Sums sums;
     Head head;
+    Signal full[DEPTH], empty[DEPTH];
+    float residual[BATCH][2 * ((HIDDEN / 2 + BLOCKS - 1) / BLOCKS)];  // this block's part of the hidden state
 };
-
-// Norms are small and used once a step: fetched when they are needed, each would be a trip to memory.
-__device__ __forceinline__ void warm(const Element* numbers, int count) {
-    const int at = threadIdx.x * (128 / (int)sizeof(Element));
-    if (numbers && at < count) prefetch(numbers + at);
-}
 
 __device__ __forceinline__ float silu(float x) { return x / (1 + fast_exp2(-1.44269504f * x)); }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) step(const Step s) {
-    // Shared memory: the rings, what a phase computes with, the list of phases, this block's part of the hidden state.
+extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) step(const Step s) {
+    Shared& shared = *static_cast<Shared*>(dynamic_shared());
+    Phase* const list = reinterpret_cast<Phase*>(&shared + 1);
     const int phases = number_of_phases(s);
-    Chunk* const rings = reinterpret_cast<Chunk*>(dynamic_shared());
-    Scratch& scratch = *reinterpret_cast<Scratch*>(rings + WARPS * DEPTH);
-    Phase* const list = reinterpret_cast<Phase*>(reinterpret_cast<Vector*>(&scratch) + (sizeof(Scratch) + 15) / 16);
-    float(*const residual)[BATCH][UNIT] = reinterpret_cast<float(*)[BATCH][UNIT]>(list + phases);
-
-    list_phases(s, list);
+    Ring ring{shared.pieces, shared.full, shared.empty, 0, 0};
+    if (threadIdx.x < THREADS) list_phases(s, list);
+    if (threadIdx.x < DEPTH) begin(&ring.full[threadIdx.x], 1), begin(&ring.empty[threadIdx.x], WARPS);
     __syncthreads();
-    Stream stream;
-    stream.begin(list, list + phases, rings + threadIdx.x / 32 * DEPTH);
-    Grid grid{s.counter, 0, s.clocks};
-    grid.mark();
+    const Part part = part_of(s);
+    if (threadIdx.x >= THREADS)
+        return fetch(list, phases, ring, [&](int layer) { fetch_keys(s, part, layer); });
 
-    // The first input is the embedding's rows. A block keeps the columns of the hidden state that it will add to.
-    Input in = input(s, s.embedding, 0, list[0].norm);
-#pragma unroll
-    for (int h = 0; h < HALVES; h++)
-        if (in.row[h]) in.row[h] += s.input_ids[threadIdx.x % 32 / 4 + 8 * h] * HIDDEN;
-    for (int i = threadIdx.x; i < units_of_block(HIDDEN / UNIT) * s.batch * UNIT; i += THREADS) {
-        const int unit = i / UNIT / s.batch, row = i / UNIT % s.batch, column = i % UNIT;
-        const int place = (blockIdx.x + unit * BLOCKS) * UNIT + column;
-        residual[unit][row][column] = to_float(s.embedding[s.input_ids[row] * HIDDEN + place]);
-    }
+    const unsigned launch = s.launches[blockIdx.x], base = launch * (s.num_layers + 1) + 1;
+    Clock clock{s.clocks + (long long)blockIdx.x * (MARKS * s.num_layers + 3)};
+    clock.mark();
+    // The embedding is what the phase before the first one would have sent.
+    const Range range = own(HIDDEN);
+    for (int row = threadIdx.x / 32; row < s.batch; row += WARPS)
+        for (int at = range.first + 2 * (threadIdx.x % 32); at < range.end; at += 64) {
+            const unsigned both = load_pair(s.embedding + s.input_ids[row] * HIDDEN + at);
+            float* const kept = &shared.residual[row][at - range.first];
+            unpack(both, kept[0], kept[1]);
+            send(s.input + (row * HIDDEN + at) / 2, both, base);
+        }
 
     for (int i = 0; i < phases; i++) {
-        const Phase& phase = list[i];
-        if (i > 0) in = input(s, phase.input, phase.chunks * CHUNK, phase.norm);
-        if (i + 2 < phases) warm(list[i + 2].norm, HIDDEN);
-        product(s, stream, scratch.sums, phase, in, [&](int unit, int row, int column, auto total) {
-            const int outputs = phase.use == Use::gate ? UNIT / 2 : UNIT;
-            const int place = ((int)blockIdx.x + unit * BLOCKS) * outputs + column;
-            float result = total(column);
-            if (phase.use == Use::add) {
-                float& sum = residual[unit][row][column];
-                result = sum = rounded(sum + rounded(result));
-            } else if (phase.use == Use::gate) {
-                result = rounded(silu(rounded(result))) * rounded(total(column + outputs));
+        const Phase phase = list[i];
+        const unsigned tag = base + i / 4, next = base + (i + 1) / 4;
+        take_in(s, phase, tag, shared.inputs, shared.sums);
+        clock.mark();
+        product(s, ring, phase, shared.inputs, shared.sums, [&](int row, int output, auto total) {
+            float result[2];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                result[e] = total(e);
+                if (phase.use == Use::add) {
+                    float& kept = shared.residual[row][output - range.first + e];
+                    result[e] = kept = rounded(kept + rounded(result[e]));
+                } else if (phase.use == Use::gate) {
+                    result[e] = rounded(silu(rounded(result[e]))) * rounded(total(GROUP_ROWS / 2 + e));
+                }
             }
-            store(phase.output + (long long)row * phase.units * outputs + place, result);
+            const long long at = (long long)row * phase.outputs + output;
+            const unsigned both = pack(result[0], result[1]);
+            if (phase.use == Use::logits) *reinterpret_cast<unsigned*>(s.logits + at) = both;
+            else send(phase.output + at / 2, both, next);
         });
-        if (i == phases - 1) break;
-        grid.arrive();
-        auto meet = [&] {
-            stream.refill();
-            grid.wait();
-        };
-        if (i % 4 == 0) {  // q, k and v are there
-            attend(s, i / 4, scratch.head, meet);
-            grid.arrive();
-        }
-        meet();
+        clock.mark();
+        if (i % 4 == 0 && i < phases - 1 && part.first < part.end)
+            attend(s, phase, part, i / 4, tag, shared.head, clock);
+        else if (i % 4 == 0 && i < phases - 1)
+            clock.next += 3;
     }
-    grid.leave();
+    if (threadIdx.x == 0) s.launches[blockIdx.x] = launch + 1;
 }

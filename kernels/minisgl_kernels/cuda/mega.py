@@ -17,15 +17,15 @@ import torch
 from minisgl_kernels.cuda import DTYPES, build, driver, emulator
 
 SOURCE = "mega.cu"
-MOST_ROWS = 16  # of a tensor core's operand
-MOST_SPLITS = 32
-WARPS = 16
-MOST_DEPTH = 24  # chunks of a warp on their way
-TOGETHER = 6  # units for which a block reads its inputs once, see mega_stream.cuh
-UNIT, CHUNK = 8, 64
+MOST_ROWS = 4
+MOST_SPLITS = 32  # one a lane
+WARPS = 8  # that compute, see mega_stream.cuh; one more fetches weights
+MOST_DEPTH = 24  # pieces of 8 rows that are in shared memory or on their way
+TOGETHER = 6  # groups of rows whose sums are added up at once
+ROWS, CHUNK = 8, 64
 _POINTERS = (
     "layers", "embedding", "final_norm", "head", "input_ids", "positions", "cos", "sin", "page_table", "keys", "values",
-    "hidden", "qkv", "attended", "activation", "partials", "lse", "arrivals", "counter", "logits", "clocks",
+    "input", "qkv", "attended", "middle", "activation", "partials", "lse", "launches", "logits", "clocks",
 )  # fmt: skip
 _INTS = ("key_slot", "key_head", "value_slot", "value_head", "batch", "num_layers", "vocab", "page_size", "splits")
 
@@ -64,17 +64,17 @@ def why_unavailable(
     if dtype not in (torch.float16, torch.bfloat16):
         return f"the megakernel is for float16 and bfloat16, not {dtype}"
     for name, size, unit in (
-        ("hidden_size", hidden, CHUNK), ("intermediate_size", intermediate, CHUNK), ("vocab_size", vocab, UNIT),
+        ("hidden_size", hidden, CHUNK), ("intermediate_size", intermediate, CHUNK), ("vocab_size", vocab, 2),
         ("heads · head_dim", heads * head_dim, CHUNK), ("head_dim", head_dim, 8),
     ):  # fmt: skip
         if size % unit:
             return f"the megakernel needs {name} to be a multiple of {unit}, and it is {size}"
-    if heads % kv_heads or heads // kv_heads > 8 or head_dim > 256:
+    if heads % kv_heads or heads // kv_heads > 8 or head_dim > 128:
         return f"the megakernel cannot share {kv_heads} KV heads of {head_dim} among {heads} heads"
     if device.type != "cuda":
         return f"the megakernel is for an NVIDIA GPU, and this is {device}"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return f"the megakernel needs compute capability 8.0, and {torch.cuda.get_device_name(device)} has less"
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return f"the megakernel needs compute capability 9.0, and {torch.cuda.get_device_name(device)} has less"
     try:
         build.nvrtc_version()
     except (ImportError, RuntimeError) as error:
@@ -83,7 +83,7 @@ def why_unavailable(
 
 
 class DecodeStep:
-    """One token of each of up to 16 sequences: ids in, logits out, and K and V of the tokens in their pages.
+    """One token of each of up to 4 sequences: ids in, logits out, and K and V of the tokens in their pages.
 
     Holds the addresses of the weights and what the phases hand to each other. So two steps of one object must not run
     at the same time, and no other kernel that waits for this one may.
@@ -95,7 +95,7 @@ class DecodeStep:
         head: [vocab, hidden]; the embedding where they are tied.
         kv: the pool [layers, 2, pages, page_size, kv_heads, head_dim].
         eps: of all norms.
-        blocks: of the grid, all of which must fit the GPU at once; 0: one a multiprocessor.
+        blocks: of the grid, all of which must fit the GPU at once; 0: one a multiprocessor. Fewer for tiny models.
         macros: to define in the source, for experiments.
         seed: on a CPU, of the order in which the emulator runs threads.
 
@@ -114,22 +114,22 @@ class DecodeStep:
         self.heads, self.vocab = layers[0].o.shape[1] // self.head_dim, len(head)
         self.device, self.dtype = embedding.device, embedding.dtype
         self._check()
-        self.blocks = blocks or _properties(self.device).multi_processor_count
+        blocks = blocks or _properties(self.device).multi_processor_count
+        self.blocks = min(blocks, self.hidden // 2, self.intermediate // 2)  # each has two outputs of a phase or more
         self.warps = self.extra.get("BLOCK_WARPS", WARPS)
         addresses = [[0 if weight is None else weight.data_ptr() for weight in layer] for layer in layers]
         self.table = torch.tensor(addresses, dtype=torch.int64, device=self.device)
 
-        def rows(width: int) -> torch.Tensor:
-            return torch.empty(MOST_ROWS, width, dtype=self.dtype, device=self.device)
+        def words(count: int) -> torch.Tensor:  # of 8 bytes: zeros are no layer's
+            return torch.zeros(count, dtype=torch.int64, device=self.device)
 
-        self.hidden_rows, self.attended = rows(self.hidden), rows(self.heads * self.head_dim)
-        self.qkv = rows((self.heads + 2 * self.kv_heads) * self.head_dim)
-        self.activation = rows(self.intermediate)
-        parts = max(self.blocks, MOST_ROWS * self.kv_heads) * (self.heads // self.kv_heads)
-        self.partials = torch.empty(parts, self.head_dim, dtype=torch.float32, device=self.device)
-        self.lse = torch.empty(parts, dtype=torch.float32, device=self.device)
-        self.counters = torch.zeros(MOST_ROWS * self.kv_heads + 1, dtype=torch.int32, device=self.device)
-        self.clocks = torch.zeros(10 * len(layers) + 2, dtype=torch.int64, device=self.device)
+        self.width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        sizes = self.hidden, self.width, self.heads * self.head_dim, self.hidden, self.intermediate
+        self.between = [words(MOST_ROWS * size // 2) for size in sizes]
+        parts = self.blocks * (self.heads // self.kv_heads)
+        self.partials, self.lse = words(parts * self.head_dim), words(2 * parts)
+        self.launches = torch.zeros(self.blocks, dtype=torch.int32, device=self.device)
+        self.clocks = words(self.blocks * (11 * len(layers) + 3) if "CLOCKS" in self.extra else 1)
 
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, page_table: torch.Tensor, cos: torch.Tensor,
@@ -138,7 +138,7 @@ class DecodeStep:
         """Launch a step on the current stream; waits for nothing and can be captured in a graph.
 
         Args:
-            input_ids, positions: [B] int64, B ≤ 16: the tokens, and their places in their sequences.
+            input_ids, positions: [B] int64, B ≤ 4: the tokens, and their places in their sequences.
             page_table: [B, P] int64, each sequence's pages in order, that of the new token included.
             cos, sin: [B, head_dim / 2], of the positions, in the dtype of the weights, contiguous.
             logits: [B, vocab] contiguous; None makes it.
@@ -150,6 +150,10 @@ class DecodeStep:
         batch = len(input_ids)
         if not 1 <= batch <= MOST_ROWS:
             raise ValueError(f"{batch} rows: the megakernel takes 1 to {MOST_ROWS}")
+        if batch * self.kv_heads > self.blocks:
+            raise ValueError(
+                f"{batch} rows of {self.kv_heads} KV heads need as many blocks, and {self.blocks} are there"
+            )
         for tensor, shape in ((positions, (batch,)), (page_table, (batch, page_table.shape[-1]))):
             if tensor.shape != shape or tensor.dtype != torch.int64 or (tensor.numel() > 1 and tensor.stride(-1) != 1):
                 raise ValueError(f"positions and page_table must be int64, with {batch} rows")
@@ -158,12 +162,11 @@ class DecodeStep:
                 raise ValueError(f"cos and sin must be [{batch}, {self.head_dim // 2}] in {self.dtype}, contiguous")
         if logits is None:
             logits = torch.empty(batch, self.vocab, dtype=self.dtype, device=self.device)
-        most = min(MOST_SPLITS, len(self.lse) // (batch * self.heads))
-        splits = max(1, min(splits or self.blocks // (batch * self.kv_heads), most))
+        most = min(MOST_SPLITS, self.blocks // (batch * self.kv_heads))
+        splits = min(splits or most, most)
         tensors = (
             self.table, self.embedding, self.final_norm, self.head, input_ids, positions, cos, sin, page_table,
-            self.kv[0, 0], self.kv[0, 1], self.hidden_rows, self.qkv, self.attended, self.activation, self.partials,
-            self.lse, self.counters, self.counters[-1:], logits, self.clocks,
+            self.kv[0, 0], self.kv[0, 1], *self.between, self.partials, self.lse, self.launches, logits, self.clocks,
         )  # fmt: skip
         slot, head = self.kv.stride()[3:5]
         args = Step(
@@ -177,26 +180,28 @@ class DecodeStep:
     def macros(self, rows: int) -> tuple[dict[str, str | int], int]:
         """What to define in the source for up to `rows` rows, and the bytes of shared memory that a block needs."""
         group, together = self.heads // self.kv_heads, self.extra.get("TOGETHER", TOGETHER)
-        sums = self.warps * rows * 4 * (together * UNIT + 1)
-        exchange = self.warps * 8 * (group + self.head_dim)
-        scratch = max(sums, exchange + 2 * (group + 2) * self.head_dim) + 64
-        units = -(-self.hidden // UNIT // self.blocks)
-        others = scratch + 48 * (4 * len(self.layers) + 1) + units * rows * UNIT * 4
-        gpu = self.device.type == "cuda"
-        room = _properties(self.device).shared_memory_per_block_optin if gpu else others + 2**16
-        depth = self.extra.get("DEPTH", min(MOST_DEPTH, (room - others) // (self.warps * 1024)))
-        if depth < together:
-            raise ValueError(f"a block has {room} bytes of shared memory, too few for a model of {self.hidden} numbers")
+        widest = max(self.hidden, self.heads * self.head_dim, self.intermediate)
+        sums = self.warps * rows * (together * ROWS + 1)
+        head = self.warps * group * (2 + self.head_dim) + (group + 2) * self.head_dim // 2
+        residual = rows * 2 * -(-self.hidden // 2 // self.blocks)
+        others = 4 * (rows * widest + sums + head + residual) + 64 * (4 * len(self.layers) + 1) + 128
+        piece = ROWS * 4 * 32 * self.warps * 2 + 32  # and its two signals
+        room = others + 3 * piece
+        if self.device.type == "cuda":
+            room = _properties(self.device).shared_memory_per_block_optin
+        depth = self.extra.get("DEPTH", min(MOST_DEPTH, (room - others) // piece))
+        if depth < 2:
+            raise ValueError(f"a block has {room} bytes of shared memory, too few for {rows} rows of {widest} numbers")
         macros = {
             "DTYPE": DTYPES[self.dtype], "HIDDEN": self.hidden, "INTERMEDIATE": self.intermediate,
             "KV_HEADS": self.kv_heads, "GROUP": group, "HEAD_DIM": self.head_dim, "BATCH": rows,
-            "BLOCKS": self.blocks,            "BLOCK_WARPS": self.warps, "TOGETHER": together, "DEPTH": depth,
+            "BLOCKS": self.blocks, "BLOCK_WARPS": self.warps, "TOGETHER": together, "DEPTH": depth,
         }  # fmt: skip
-        return {**macros, **self.extra}, others + depth * self.warps * 1024
+        return {**macros, **self.extra}, others + depth * piece
 
     def _launch(self, rows: int, args: Step) -> None:
         macros, dynamic = self.macros(rows)
-        grid, threads = (self.blocks, 1, 1), 32 * self.warps
+        grid, threads = (self.blocks, 1, 1), 32 * (self.warps + 1)
         if self.device.type == "cpu":
             return emulator.launch(
                 SOURCE, macros, "step", grid, threads, args, self.seed, dynamic=dynamic, together=True

@@ -1,4 +1,5 @@
-// What the megakernel needs of the machine beyond common.cuh: tensor cores, memory that other blocks write, counters.
+// What the megakernel needs of the machine beyond common.cuh: words that blocks hand to each other, and copies by the
+// copy engine of a multiprocessor (Hopper's TMA) with the signals that tell when they have landed.
 //
 // On a CPU the emulator stands in for each of them.
 
@@ -6,66 +7,33 @@
 
 #include "common.cuh"
 
-static_assert(sizeof(Element) == 2, "tensor cores take f16 or bf16");
-
 #ifdef EMULATED
-__device__ __forceinline__ Vector* dynamic_shared() { return static_cast<Vector*>(emulator::dynamic_shared()); }
+__device__ __forceinline__ void* dynamic_shared() { return emulator::dynamic_shared(); }
 #else
 extern __shared__ Vector shared_bytes[];
-__device__ __forceinline__ Vector* dynamic_shared() { return shared_bytes; }
+__device__ __forceinline__ void* dynamic_shared() { return shared_bytes; }
 #endif
 
-// ---- Tensor cores: c += a · b for a [16, 16], b [16, 8] and c [16, 8], spread over the lanes of a warp.
-//
-// Lane 4 r + t holds, of a, rows r and r + 8: a[0] and a[1] at columns 2 t and 2 t + 1, a[2] and a[3] at those plus 8. Of
-// b it holds column r: b[0] at rows 2 t and 2 t + 1, b[1] at those plus 8. Of c it holds rows r (c[0], c[1]) and r + 8
-// (c[2], c[3]) at columns 2 t and 2 t + 1.
-
+// The threads 0 … THREADS - 1 of a block meet; the warp behind them, which only fetches, does not take part.
+template <int THREADS>
+__device__ __forceinline__ void meet() {
 #ifdef EMULATED
-__device__ __forceinline__ void tensor_core(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    float numbers[12];
-    for (int i = 0; i < 12; i++) {
-        const unsigned word = i < 8 ? a[i / 2] : b[(i - 8) / 2];
-        numbers[i] = to_float(Element{(unsigned short)(i % 2 ? word >> 16 : word & 0xffffu)});
-    }
-    emulator::tensor_core(c, numbers);
-}
+    emulator::meet(THREADS);
 #else
-#define TENSOR_CORE(TYPE)                                                                              \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                                \
-                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                \
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                      \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
-__device__ __forceinline__ void multiply_add(f16, float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    TENSOR_CORE("f16");
-}
-__device__ __forceinline__ void multiply_add(bf16, float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    TENSOR_CORE("bf16");
-}
-__device__ __forceinline__ void tensor_core(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    multiply_add(Element{}, c, a, b);
-}
+    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 #endif
+}
 
-// Two numbers rounded into a word, the first one low.
-#ifdef EMULATED
-__device__ __forceinline__ unsigned pack(Element, float first, float second) {
+// Two numbers rounded into 32 bits, the first one low, and back.
+__device__ __forceinline__ unsigned pack(float first, float second) {
     Element low, high;
     store(&low, first), store(&high, second);
     return low.bits | (unsigned)high.bits << 16;
 }
-#else
-__device__ __forceinline__ unsigned pack(f16, float first, float second) {
-    unsigned word;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-    return word;
+
+__device__ __forceinline__ void unpack(unsigned both, float& first, float& second) {
+    first = to_float(Element{(unsigned short)(both & 0xffffu)}), second = to_float(Element{(unsigned short)(both >> 16)});
 }
-__device__ __forceinline__ unsigned pack(bf16, float first, float second) {
-    unsigned word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-    return word;
-}
-#endif
 
 __device__ __forceinline__ float rounded(float x) {
     Element y;
@@ -73,41 +41,67 @@ __device__ __forceinline__ float rounded(float x) {
     return to_float(y);
 }
 
-// ---- Memory that other blocks write while the kernel runs: read past L1, which does not notice.
+// ---- Words between blocks. A word carries its data and the number of the layer to which the data belong, in 8 bytes that
+// are written and read at once. So a reader asks for the data until they bear the right number: no barrier, no flag, and
+// no fence that would order the two. NCCL's LL protocol does so between GPUs.
 
-__device__ __forceinline__ Vector load_fresh(const Vector* from) {
+struct alignas(8) Word {
+    unsigned data, tag;
+};
+
+__device__ __forceinline__ void send(Word* to, unsigned data, unsigned tag) {
 #ifdef EMULATED
-    return *from;
+    *to = {data, tag};
 #else
-    Vector v;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
-                 : "l"(from));
-    return v;
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"((unsigned long long)tag << 32 | data) : "memory");
 #endif
 }
 
-__device__ __forceinline__ Element load_fresh(const Element* from) {
+// Two neighbours, from an address that is a multiple of 16.
+__device__ __forceinline__ void load(const Word* from, Word (&words)[2]) {
 #ifdef EMULATED
-    return *from;
+    words[0] = from[0], words[1] = from[1];
 #else
-    Element x;
-    asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(x.bits) : "l"(from));
-    return x;
+    unsigned long long low, high;
+    asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(from) : "memory");
+    words[0] = {(unsigned)low, (unsigned)(low >> 32)}, words[1] = {(unsigned)high, (unsigned)(high >> 32)};
 #endif
 }
 
-__device__ __forceinline__ float load_fresh(const float* from) {
+__device__ __forceinline__ void load(const Word* from, Word (&words)[1]) {
 #ifdef EMULATED
-    return *from;
+    words[0] = from[0];
 #else
-    float x;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from));
-    return x;
+    unsigned long long both;
+    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");
+    words[0] = {(unsigned)both, (unsigned)(both >> 32)};
 #endif
 }
 
-// 16 bytes that no block writes; asked for here, not where the compiler finds that they are needed.
+// Waits until the words at all addresses that are not null bear the tag. All are asked for at once: one trip, not N.
+template <int N, int EACH>
+__device__ __forceinline__ void receive(const Word* const (&from)[N], unsigned tag, Word (&words)[N][EACH]) {
+    for (;;) {
+        bool there = true;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (from[i]) load(from[i], words[i]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int e = 0; e < EACH; e++) there &= !from[i] || words[i][e].tag == tag;
+        if (there) return;
+#ifdef EMULATED
+        emulator::let_others_run();
+#elif defined(PAUSE)
+        __nanosleep(PAUSE);
+#endif
+    }
+}
+
+// ---- Memory that nothing writes while the kernel runs.
+
+// 16 bytes, asked for here, not where the compiler finds that they are needed.
 __device__ __forceinline__ Vector load_early(const void* from) {
 #ifdef EMULATED
     return *static_cast<const Vector*>(from);
@@ -120,31 +114,76 @@ __device__ __forceinline__ Vector load_early(const void* from) {
 #endif
 }
 
-// Brings a line of 128 bytes to L2.
+// Two numbers, likewise.
+__device__ __forceinline__ unsigned load_pair(const Element* from) {
+#ifdef EMULATED
+    return *reinterpret_cast<const unsigned*>(from);
+#else
+    unsigned both;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(both) : "l"(from));
+    return both;
+#endif
+}
+
+// Brings the line of 128 bytes at an address to L2.
 __device__ __forceinline__ void prefetch(const void* line) {
 #ifndef EMULATED
     asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
 #endif
 }
 
-// ---- Counters in global memory. What a thread wrote before it adds is seen by whoever reads the sum (acquire, release).
+// ---- Signals in shared memory. A signal is in turns 0, 1, 0 … A turn ends when `arrivals` threads have arrived and all
+// bytes that they announced have landed. To wait for the end of turn 1 before it began is not to wait.
 
-__device__ __forceinline__ unsigned add(unsigned* counter, unsigned value) {
 #ifdef EMULATED
-    return (*counter += value) - value;
-#else
-    unsigned before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
-    return before;
-#endif
+struct alignas(16) Signal {
+    int arrivals, left, bytes, turn;
+    void check() {
+        if (left == 0 && bytes == 0) left = arrivals, turn ^= 1;
+    }
+};
+__device__ __forceinline__ void begin(Signal* s, int arrivals) { *s = {arrivals, arrivals, 0, 0}; }
+__device__ __forceinline__ void arrive(Signal* s) { s->left--, s->check(); }
+__device__ __forceinline__ void arrive_and_announce(Signal* s, int bytes) { s->bytes += bytes, arrive(s); }
+__device__ __forceinline__ void wait(Signal* s, int turn) {
+    while (s->turn == turn) emulator::let_others_run();
 }
-
-__device__ __forceinline__ void wait_for(const unsigned* counter, unsigned least) {
-#ifdef EMULATED
-    while (*counter < least) emulator::let_others_run();
-#else
-    unsigned value;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-    while (value < least);
-#endif
+__device__ __forceinline__ void copy(void* to, const void* from, int bytes, Signal* s) {
+    memcpy(to, from, bytes), s->bytes -= bytes, s->check();
 }
+#else
+struct alignas(16) Signal {
+    unsigned long long state[2];
+};
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+    unsigned address;
+    asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }" : "=r"(address) : "l"(p));
+    return address;
+}
+__device__ __forceinline__ void begin(Signal* s, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(s)), "r"(arrivals) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // the copy engine shall see it, too
+}
+__device__ __forceinline__ void arrive(Signal* s) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(s)) : "memory");
+}
+__device__ __forceinline__ void arrive_and_announce(Signal* s, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(s)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait(Signal* s, int turn) {
+    unsigned ended;
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(ended)
+                     : "r"(shared_address(s)), "r"(turn)
+                     : "memory");
+    while (!ended);
+}
+// A multiple of 16 bytes from global to shared memory; whoever waits for the signal sees them.
+__device__ __forceinline__ void copy(void* to, const void* from, int bytes, Signal* s) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(s))
+                 : "memory");
+}
+#endif

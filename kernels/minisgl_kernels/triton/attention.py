@@ -62,7 +62,7 @@ def sequence_of(tile, query_starts, num_sequences, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["table_row", "num_sequences"])
+@triton.jit(do_not_specialize=["table_row", "num_sequences"], do_not_specialize_on_alignment=decode.INTEGERS)
 def flash_kernel(
     q, keys, values, out, page_table, kv_lens, query_starts, num_sequences, scale,
     table_row, q_row: tl.constexpr, q_head: tl.constexpr,

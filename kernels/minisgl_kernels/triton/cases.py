@@ -80,4 +80,11 @@ def is_small(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
 
 
+@cache
+def has_large_memory(device: torch.device) -> bool:
+    """Whether a program may have 160 KB of shared memory: on sm_80, 90 and 100, not on sm_86, 89 and 120 with 99 KB."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+    return capability == (8, 0) or capability[0] in (9, 10)
+
+
 _why_unavailable = cache(why_unavailable)

@@ -17,6 +17,7 @@ from minisgl_kernels.triton.online_softmax import slots_at, softmax_step
 from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 LOG2_E = 1.4426950408889634
+INTEGERS = ["page_table", "kv_lens", "query_starts"]  # views of packed tensors: one compilation for any alignment
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def attend_split(
     return largest, total, acc
 
 
-@triton.jit(do_not_specialize=["table_row"])
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=INTEGERS)
 def decode_kernel(
     q, keys, values, out, partials, log_sums, arrivals, page_table, kv_lens, query_starts, scale,
     table_row, q_row: tl.constexpr, q_head: tl.constexpr,
@@ -203,12 +204,13 @@ MOST_PROGRAMS = 512  # sequences are split until there are this many: about four
 def launch_for(programs: int, row_bytes: int) -> tuple[int, int, int, int]:
     """Splits of a sequence, keys of a tile, warps and stages, for so many sequences times KV heads.
 
-    Only the batch decides, which the host knows; row_bytes are those of one head of K. Measured on an H200, see chapter
-    6: many programs keep the memory busy with large tiles, and lengths that differ even out; few need small tiles.
+    Only the batch decides, which the host knows; row_bytes are those of one head of K. Measured on an H200: the last
+    program combines all splits while others wait, so more than 16 cost more than they read; few programs need a deep
+    pipeline each; many keep the memory busy with small tiles, of which more fit side by side.
     """
-    if programs >= 2 * MOST_PROGRAMS:
-        return 1, max(16, min(128, 32_768 // row_bytes)), 4, 2
-    return min(64, max(1, MOST_PROGRAMS // programs)), max(16, min(64, 16_384 // row_bytes)), 2, 4
+    splits = min(16, max(1, MOST_PROGRAMS // programs))
+    keys = 64 if programs < 2 * MOST_PROGRAMS else 32
+    return splits, max(16, min(keys, keys * 256 // row_bytes)), 2, 5 if splits * programs < MOST_PROGRAMS else 4
 
 
 @functools.cache

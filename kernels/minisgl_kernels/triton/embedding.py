@@ -12,7 +12,7 @@ from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 _BLOCK_ROWS, _BLOCK_HIDDEN = 2, 1024
 
 
-@triton.jit(do_not_specialize=["ids_stride", "tokens"])
+@triton.jit(do_not_specialize=["ids_stride", "vocab", "tokens"], do_not_specialize_on_alignment=["ids"])
 def embedding_kernel(
     ids,  # [T] int64
     weight,  # [vocab, HIDDEN]

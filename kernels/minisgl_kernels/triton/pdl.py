@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-_enabled = False
+_enabled = True
 
 
 def enable(on: bool = True) -> None:

@@ -23,7 +23,7 @@ def store_halves(start, first, second, HALF: tl.constexpr, mask):
     tl.store(start + HALF, second, mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["slots"])  # a view of a packed tensor
 def qk_norm_rope_store_kernel(
     qkv,  # [T, HEADS + 2 · KV_HEADS, HEAD_DIM]
     q_weight,  # [HEAD_DIM], or None

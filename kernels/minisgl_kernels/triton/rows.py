@@ -15,10 +15,11 @@ from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 _BLOCK = 128
 # Parts of larger tensors, which may begin anywhere: another alignment would be another compilation.
 _ROWS = ["order", "tokens", "lengths", "seeds", "temperatures"]
-_OUT = ["positions_out", "slots_out", "kv_lens_out", "seeds_out"]
+_KEPT = ["chosen", "rows", "kv_lens", "tokens", "lengths"]
+_OUT = ["ids_out", "positions_out", "slots_out", "kv_lens_out", "seeds_out", "table_out"]
 
 
-@triton.jit(do_not_specialize_on_alignment=[*_ROWS, *_OUT])
+@triton.jit(do_not_specialize_on_alignment=["page_tables", *_ROWS, *_OUT])
 def decode_rows_kernel(
     order, page_tables, tokens, lengths, seeds, temperatures,
     ids_out, positions_out, slots_out, kv_lens_out, seeds_out, temperatures_out, table_out,
@@ -71,7 +72,7 @@ def decode_rows(
     return ids, positions, slots, kv_lens, table, row_seeds, temperature
 
 
-@triton.jit(do_not_specialize=["size", "nobody"], do_not_specialize_on_alignment=["rows", "kv_lens", *_ROWS[1:3]])
+@triton.jit(do_not_specialize=["size", "nobody"], do_not_specialize_on_alignment=_KEPT)
 def keep_tokens_kernel(
     chosen, rows, kv_lens, tokens, lengths, size, nobody, BLOCK: tl.constexpr, PDL: tl.constexpr = False
 ):

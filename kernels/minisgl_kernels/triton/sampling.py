@@ -19,7 +19,7 @@ from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 # Views of packed tensors, aligned or not by the number of rows: one compilation must serve all.
-_UNALIGNED = ["temperatures", "seeds", "positions", "largest_out", "score_out", "largest_in", "score_in"]
+_UNALIGNED = ["temperatures", "seeds", "positions", "largest_out", "score_out", "largest_in", "score_in", "ids_out"]
 _LOWEST = tl.constexpr(-3.4028234663852886e38)  # in fp32
 
 

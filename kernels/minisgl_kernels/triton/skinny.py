@@ -9,6 +9,7 @@ result is the same in every run.
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from minisgl_kernels.triton.gemv import gated
 from minisgl_kernels.triton.pdl import let_next_start, prefetch, wait_for_previous
 
 MOST_TILES = 16_384  # that share their columns between programs, each with a counter
+MOST_AHEAD = tl.constexpr(32 * 1024)  # weights that a program asks for before it waits: of all, half of the L2 cache
+MOST_AT_ONCE = 528  # programs: four to a multiprocessor of an H200
 
 
 class Tile(NamedTuple):
@@ -70,8 +73,9 @@ def product_kernel(
     let_next_start(PDL)
     if PDL:
         LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
-        MOST_LINES: tl.constexpr = triton.next_power_of_2((SPLIT_LEN + LINE - 1) // LINE)
-        lines = tl.minimum(split * SPLIT_LEN + tl.minimum(tl.arange(0, MOST_LINES) * LINE, SPLIT_LEN - 1), WIDTH - 1)
+        AHEAD: tl.constexpr = min(SPLIT_LEN, MOST_AHEAD // ((1 + GATED) * BLOCK_N))
+        MOST_LINES: tl.constexpr = triton.next_power_of_2((AHEAD + LINE - 1) // LINE)
+        lines = tl.minimum(split * SPLIT_LEN + tl.minimum(tl.arange(0, MOST_LINES) * LINE, AHEAD - 1), WIDTH - 1)
         prefetch(w_rows + lines[None, :])
         if GATED:
             prefetch(up_rows + lines[None, :])
@@ -127,10 +131,13 @@ def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile, is_gated: bool = 
         area = tile.block_n * tile.block_t * (1 + is_gated)
         partials = torch.empty(grid[0] * grid[1] * tile.splits * area, dtype=torch.float32, device=x.device)
         arrivals = _arrivals(x.device)
+    # Measured: with more tokens, or programs that wait for others to end, an early start only takes from those before.
+    may_overlap = tile.block_t <= 16 and math.prod(grid) <= MOST_AT_ONCE
+    overlap = pdl.overlap(product_kernel, x.device) if may_overlap else {}
     product_kernel[grid](
         x, weight, out, partials, arrivals, x.stride(0), tokens, outputs,
         width, tile.block_n, tile.block_t, tile.block_k, tile.splits, is_gated,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, **pdl.overlap(product_kernel, x.device),
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **overlap,
     )  # fmt: skip
     return out
 

@@ -51,7 +51,7 @@ namespace emulator {
 struct Index {
     unsigned x, y, z;
 };
-enum class State { ready, at_warp, at_block, at_grid, done };
+enum class State { ready, at_warp, at_team, at_block, at_grid, done };
 
 struct Copy {
     void* to;
@@ -73,7 +73,6 @@ struct Fiber {
 
 struct Warp {
     uint64_t values[2][32];
-    float numbers[2][32][12];  // of a tensor core's operands
 };
 
 struct Block {
@@ -86,6 +85,7 @@ struct Block {
 Fiber* current;
 Block* running;
 jmp_buf scheduler;
+unsigned team_size;
 void (*body)(const void*);
 const void* arguments;
 Index grid, block_size;
@@ -133,12 +133,13 @@ bool run_warp(unsigned warp) {
         }
         shuffle(ready);
         for (Fiber* fiber : ready) run(fiber);
-        size_t meeting = 0;
+        size_t meeting = 0, waiting = 0;
         for (unsigned t = warp * 32; t < last; t++) {
             if (fibers[t].state != State::done) alive.push_back(&fibers[t]);
             meeting += fibers[t].state == State::at_warp;
+            waiting += fibers[t].state == State::at_grid;
         }
-        if (meeting == 0) return true;
+        if (meeting == 0 || waiting > 0) return true;
         if (meeting < alive.size()) return false;
         for (Fiber* fiber : alive) fiber->state = State::ready;
         if (random(16) == 0) return true;
@@ -177,11 +178,17 @@ const char* run_block(Block& block) {
     }
     for (;;) {
         std::vector<unsigned> ready;
+        std::vector<Fiber*> team;
         bool alive = false, waiting = false;
         for (unsigned t = 0; t < fibers.size(); t++) {
             alive |= fibers[t].state != State::done;
             waiting |= fibers[t].state == State::at_grid;
+            if (fibers[t].state == State::at_team) team.push_back(&fibers[t]);
             if (fibers[t].state == State::ready && (ready.empty() || ready.back() != t / 32)) ready.push_back(t / 32);
+        }
+        if (ready.empty() && team.size() > 0 && team.size() == team_size) {
+            for (Fiber* fiber : team) fiber->state = State::ready;
+            continue;
         }
         if (ready.empty() && (waiting || !alive)) {
             memcpy(block.shared.data(), shared_begin, block.shared.size());
@@ -255,26 +262,19 @@ T exchange(T value, unsigned source) {
     return value;
 }
 
-// c += a · b; numbers: a lane's 8 of a and 4 of b, in the order of mma.m16n8k16's registers.
-inline void tensor_core(float (&c)[4], const float (&numbers)[12]) {
-    float(&all)[32][12] = running->warps[current->index.x / 32].numbers[current->exchanges++ % 2];
-    memcpy(all[current->index.x % 32], numbers, sizeof(numbers));
-    pause_until(State::at_warp);
-    const unsigned row = current->index.x % 32 / 4, column = current->index.x % 4 * 2;
-    for (int k = 0; k < 16; k++) {  // lane 4 r + t: rows r and r + 8, columns 2 t, 2 t + 1, and those plus 8
-        const unsigned t = k % 8 / 2, low = k % 2 + (k < 8 ? 0 : 4), high = low + 2, of_b = 8 + k % 2 + (k < 8 ? 0 : 2);
-        for (int i = 0; i < 4; i++)
-            c[i] += all[4 * row + t][i < 2 ? low : high] * all[4 * (column + i % 2) + t][of_b];
-    }
-}
-
 // The running block's dynamic shared memory, at a multiple of 16 bytes.
 inline void* dynamic_shared() {
     return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(running->dynamic.data()) + 15) / 16 * 16);
 }
 
-// Called in a loop that waits for what another block will write.
+// Called in a loop that waits for what another thread will write, of this block or another one.
 inline void let_others_run() { pause_until(State::at_grid); }
+
+// A barrier of some warps of the block: `threads` threads, each time as many.
+inline void meet(unsigned threads) {
+    team_size = threads;
+    pause_until(State::at_team);
+}
 
 inline void start_copy(void* to, const void* from, bool exists) {
     const Copy copy{to, from, exists};
