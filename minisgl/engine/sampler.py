@@ -58,7 +58,7 @@ def adjust(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
         logits[where] = torch.where(values > 0, values / by, values * by)
     if added_at:
         where = torch.tensor(added_at, device=logits.device).unbind(1)
-        logits.index_put_(where, torch.tensor(added, device=logits.device), accumulate=True)
+        logits.index_put_(where, torch.tensor(added, device=logits.device, dtype=logits.dtype), accumulate=True)
     return logits
 
 

@@ -53,8 +53,16 @@ def engine_on_gpu(model, dtype, attention, kernels, **config):
 
 def check_logits_of_each_step(engine, model):
     """Serve PROMPTS, all side by side, without graphs, and compare each step's logits with the CPU's in fp32."""
-    steps = list[torch.Tensor]()
+    steps, places = list[torch.Tensor](), list[list[int]]()
     hook = engine.model.register_forward_hook(lambda _, __, logits: steps.append(logits.float().cpu()))
+    launch = engine.launch
+
+    def launch_and_note_the_order(batch):
+        flight = launch(batch)
+        places.append([r.id for r in batch.requests])
+        return flight
+
+    engine.launch = launch_and_note_the_order
     requests = serve(engine, *(request(i, p, max_tokens=6) for i, p in enumerate(PROMPTS)))
     hook.remove()
     assert [len(logits) for logits in steps] == [len(PROMPTS)] * 6
@@ -63,7 +71,7 @@ def check_logits_of_each_step(engine, model):
             expected = torch.stack(
                 [step(model, r.tokens[:n], 0, Recompute(), WorkCounts()) for n in range(r.prompt_len, len(r.tokens))]
             )
-        logits = torch.stack([each[i] for each in steps])
+        logits = torch.stack([each[ids.index(i)] for each, ids in zip(steps, places, strict=True)])
         error = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)
         assert error.max() < LOGIT_ERROR[engine.model.dtype]
 

@@ -104,7 +104,7 @@ def test_penalties_bias_min_tokens_and_logprobs_beside_others_are_those_of_the_p
         {"max_tokens": 7, "repetition_penalty": 1.5, "frequency_penalty": 0.5},
         {"max_tokens": 5, "logprobs": 3},
         {"max_tokens": 6, "min_tokens": 5, "stop_ids": [stop]},
-        {"max_tokens": 4, "logit_bias": {7: 5.0, 9: -5.0}},
+        {"max_tokens": 4, "logit_bias": {7: 5, 9: -5}},
         {"max_tokens": 9, "temperature": 0.8, "seed": 3},
     ]
 
@@ -302,15 +302,16 @@ def interrupt(monkeypatch, owner, name, after=False, error=KeyboardInterrupt):
 
 @ways
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("where", ["update", "_replay", "_eager", "_fetch"])
+@pytest.mark.parametrize("where", ["update", "send", "_replay", "_eager", "_fetch"])
 def test_a_failed_launch_loses_nothing(model, way, where, after, monkeypatch):
     engine, requests = engine_with(model, max_batch_tokens=9, **way), ask(n=9)
+    owners = {"update": engine.runner.rows, "send": engine.runner.rows._changes}
     for r in requests:
         engine.add(r)
     failed = 0
     for turn in range(60):
         if turn % 3 == 1:  # with a step in flight
-            interrupt(monkeypatch, engine.runner.rows if where == "update" else engine.runner, where, after)
+            interrupt(monkeypatch, owners.get(where, engine.runner), where, after)
         try:
             step_checked(engine, requests)
         except KeyboardInterrupt:

@@ -28,7 +28,8 @@ class Run:
     """A scheduler, its rows, and a fake model that reads its inputs from the rows, as a step does."""
 
     def __init__(self, *requests, ahead=0, **config):
-        self.scheduler = scheduler_with(**{"pages": 100, "page_size": 4, "max_running_requests": 4} | config)
+        switches = {"pages": 100, "page_size": 4, "max_running_requests": 4, "overlap": "on" if ahead else "off"}
+        self.scheduler = scheduler_with(**switches | config)
         limits = self.scheduler.config
         self.rows = DeviceRows(limits.max_running_requests, 120, limits.page_size, CPU)
         self.flying, self.ahead = [], ahead
@@ -234,7 +235,7 @@ def test_nobody_stays_at_length_0_after_many_padded_steps():
 
 
 def test_the_sign_for_nan_is_not_fed_back():
-    run = Run(drawn(0, 3), drawn(1, 3))
+    run = Run(drawn(0, 3), drawn(1, 3), ahead=1)
     batch = run.plan()
     run.rows.update(batch, 2)
     run.rows.keep(run.rows.lay_out(batch, 6, 2), torch.tensor([-1, 5]))

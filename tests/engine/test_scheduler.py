@@ -288,6 +288,16 @@ def test_a_step_that_failed_is_planned_again():
     check_whole(scheduler)
 
 
+def test_page_tables_that_moved_before_a_step_failed_are_told_with_the_next():
+    scheduler = scheduler_with(pages=20, page_size=2, overlap="on")
+    add(scheduler, request(0, [1] * 5), twin := request(1, [1] * 5))
+    one, two = scheduler.plan(), scheduler.plan()
+    scheduler.retire(one, fake_forward(one))  # the twin moves over to the first's pages
+    scheduler.undo(two)
+
+    assert (twin, 0) in scheduler.plan().moved
+
+
 # Ends
 
 

@@ -1,13 +1,14 @@
 // A decode step of a whole model in one kernel, for up to 4 rows.
 //
-// A step of many kernels pays for each: its launch, the time until its first bytes arrive, and the time in which its last
-// blocks leave the rest of the GPU idle. Here one block a multiprocessor stays from the first layer to the logits, and the
-// weights stream in without a stop (mega_stream.cuh). A phase begins when the words arrive that others have sent
-// (mega_machine.cuh). The idea is that of Hazy Research's megakernel (Spector et al., 2025).
+// A step of many kernels pays for each: its launch, the time until its first bytes arrive, and the time in which its
+// last blocks leave the rest of the GPU idle. Here one block a multiprocessor stays from the first layer to the logits,
+// and the weights stream in without a stop (mega_stream.cuh). A phase begins when the words arrive that others have
+// sent (mega_machine.cuh). The idea is that of Hazy Research's megakernel (Spector et al., 2025).
 //
 // All blocks must run at once, or one would wait for ever: one a multiprocessor, and nothing else on the GPU that waits
-// for this kernel. Words are overwritten in the next layer without asking whether they have been read. They have: a block
-// can only be there when it has received a part of each block's activation, and whoever sent that had read all before it.
+// for this kernel. Words are overwritten in the next layer without asking whether they have been read. They have: a
+// block can only be there when it has received a part of each block's activation, and whoever sent that had read all
+// before it.
 
 #include "mega_attention.cuh"
 #include "mega_product.cuh"

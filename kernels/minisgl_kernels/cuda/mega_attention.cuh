@@ -2,8 +2,8 @@
 //
 // The keys are read as in rows.cuh. What lies in the pool depends on no other block, so that a block asks for its first
 // keys before it waits for q. The row's own key and value are not in the pool yet: the block whose part ends with them
-// computes and stores them. Then the blocks of a row and KV head exchange what they have found, and each weighs the parts
-// for its share of the result.
+// computes and stores them. Then the blocks of a row and KV head exchange what they have found, and each weighs the
+// parts for its share of the result.
 
 #pragma once
 
@@ -93,8 +93,8 @@ __device__ __forceinline__ void load(Tile& tile, const Step& s, const Part& part
 
 // Waits for q, k and v, one head a warp; norm, rotation, and the newest key and value into the pool. A lane has four
 // numbers of a head: 2 l, 2 l + 1, and those they are rotated with, HEAD_DIM / 2 behind.
-__device__ __forceinline__ void take_in_heads(const Step& s, const Phase& phase, const Part& part, int layer, unsigned tag,
-                                              Head& head) {
+__device__ __forceinline__ void take_in_heads(const Step& s, const Phase& phase, const Part& part, int layer,
+                                              unsigned tag, Head& head) {
     constexpr int HALF = HEAD_DIM / 2;
     const int lane = threadIdx.x % 32, newest = part.end == part.length ? 2 : 0;
     const bool has = 2 * lane < HALF;
@@ -154,7 +154,8 @@ __device__ __forceinline__ void attend_tile(Lane& lane, const Tile& tile, const 
         [&](int u, int p) { return newest(u) ? own(head.v, p) : tile.v[u][p]; }, exist, scale);
 }
 
-// What the lanes of a warp and then the warps have found, put together: see merge_warps in decode.cuh. All heads meet once.
+// What the lanes of a warp and then the warps have found, put together: see merge_warps in decode.cuh. All heads meet
+// once.
 template <class Give>
 __device__ __forceinline__ void put_together(Lane& lane, Head& head, const Give& give) {
     const int warp = threadIdx.x / 32;
@@ -204,8 +205,8 @@ __device__ __forceinline__ void weigh(const Step& s, const Part& part, unsigned 
     }
 }
 
-__device__ __forceinline__ void attend(const Step& s, const Phase& phase, const Part& part, int layer, unsigned tag, Head& head,
-                                       Clock& clock) {
+__device__ __forceinline__ void attend(const Step& s, const Phase& phase, const Part& part, int layer, unsigned tag,
+                                       Head& head, Clock& clock) {
     Tile tile;
     load(tile, s, part, layer, part.first);
     take_in_heads(s, phase, part, layer, tag, head);

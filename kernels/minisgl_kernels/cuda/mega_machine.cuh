@@ -32,7 +32,8 @@ __device__ __forceinline__ unsigned pack(float first, float second) {
 }
 
 __device__ __forceinline__ void unpack(unsigned both, float& first, float& second) {
-    first = to_float(Element{(unsigned short)(both & 0xffffu)}), second = to_float(Element{(unsigned short)(both >> 16)});
+    first = to_float(Element{(unsigned short)(both & 0xffffu)});
+    second = to_float(Element{(unsigned short)(both >> 16)});
 }
 
 __device__ __forceinline__ float rounded(float x) {
@@ -41,9 +42,9 @@ __device__ __forceinline__ float rounded(float x) {
     return to_float(y);
 }
 
-// ---- Words between blocks. A word carries its data and the number of the layer to which the data belong, in 8 bytes that
-// are written and read at once. So a reader asks for the data until they bear the right number: no barrier, no flag, and
-// no fence that would order the two. NCCL's LL protocol does so between GPUs.
+// ---- Words between blocks. A word carries its data and the number of the layer to which the data belong, in 8 bytes
+// that are written and read at once. So a reader asks for the data until they bear the right number: no barrier, no
+// flag, and no fence that would order the two. NCCL's LL protocol does so between GPUs.
 
 struct alignas(8) Word {
     unsigned data, tag;
@@ -132,8 +133,8 @@ __device__ __forceinline__ void prefetch(const void* line) {
 #endif
 }
 
-// ---- Signals in shared memory. A signal is in turns 0, 1, 0 … A turn ends when `arrivals` threads have arrived and all
-// bytes that they announced have landed. To wait for the end of turn 1 before it began is not to wait.
+// ---- Signals in shared memory. A signal is in turns 0, 1, 0 … A turn ends when `arrivals` threads have arrived and
+// all bytes that they announced have landed. To wait for the end of turn 1 before it began is not to wait.
 
 #ifdef EMULATED
 struct alignas(16) Signal {

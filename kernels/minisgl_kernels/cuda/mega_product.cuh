@@ -1,7 +1,7 @@
 // A phase that multiplies: every block computes its part of an output, for all rows of the batch.
 //
-// A thread has the same four of WIDTH columns in every piece, and adds up its columns' share of each row of weights. The
-// inputs of these columns it has received itself, so that nobody waits for another thread's.
+// A thread has the same four of WIDTH columns in every piece, and adds up its columns' share of each row of weights.
+// The inputs of these columns it has received itself, so that nobody waits for another thread's.
 
 #pragma once
 
@@ -37,8 +37,9 @@ __device__ __forceinline__ float warp_sums(float (&x)[GROUP_ROWS]) {
     return warp_sum_from<8>(x[0]);
 }
 
-// Waits for this thread's columns of the input. An RMSNorm scales a row by one number, 1 / rms: that may as well be done
-// to the products. So only the norm's weights are multiplied here, and the squares are summed, while nobody waits for them.
+// Waits for this thread's columns of the input. An RMSNorm scales a row by one number, 1 / rms: that may as well be
+// done to the products. So only the norm's weights are multiplied here, and the squares are summed, while nobody waits
+// for them.
 __device__ __forceinline__ void take_in(const Step& s, const Phase& phase, unsigned tag, Inputs& inputs, Sums& sums) {
     constexpr int AHEAD = BATCH == 1 ? 4 : 8;  // trips at once
     float squares[BATCH] = {};
@@ -109,8 +110,9 @@ __device__ __forceinline__ void multiply(Ring& ring, int columns, const Inputs& 
     for (int b = 0; b < BATCH; b++) sums[b] = warp_sums(acc[b]);
 }
 
-// Multiplies a phase's input by this block's rows of its weights. For every row of the batch and two neighbouring outputs
-// one thread calls give(row, output, total); total(i) is the sum of the weights' row that is i behind the output's.
+// Multiplies a phase's input by this block's rows of its weights. For every row of the batch and two neighbouring
+// outputs one thread calls give(row, output, total); total(i) is the sum of the weights' row that is i behind the
+// output's.
 template <class Give>
 __device__ __forceinline__ void product(const Step& s, Ring& ring, const Phase& phase, const Inputs& inputs, Sums& sums,
                                         const Give& give) {

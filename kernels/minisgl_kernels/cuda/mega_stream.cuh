@@ -1,8 +1,8 @@
 // The weights of the whole step as one stream.
 //
-// No weight depends on what the step computes. So one warp of a block does nothing but fetch: it walks over all matrices
-// of all layers in the order in which the others will use them, and starts the next copy as soon as a place in the ring is
-// free. While blocks wait for each other, or attend, memory goes on to deliver.
+// No weight depends on what the step computes. So one warp of a block does nothing but fetch: it walks over all
+// matrices of all layers in the order in which the others will use them, and starts the next copy as soon as a place in
+// the ring is free. While blocks wait for each other, or attend, memory goes on to deliver.
 //
 // A piece is GROUP_ROWS rows of a matrix by WIDTH columns, four columns a thread.
 

@@ -204,13 +204,15 @@ MOST_PROGRAMS = 512  # sequences are split until there are this many: about four
 def launch_for(programs: int, row_bytes: int) -> tuple[int, int, int, int]:
     """Splits of a sequence, keys of a tile, warps and stages, for so many sequences times KV heads.
 
-    Only the batch decides, which the host knows; row_bytes are those of one head of K. Measured on an H200: the last
-    program combines all splits while others wait, so more than 16 cost more than they read; few programs need a deep
-    pipeline each; many keep the memory busy with small tiles, of which more fit side by side.
+    Only the batch decides, which the host knows; row_bytes are those of one head of K. Measured on an H200: everybody
+    waits for the program that combines the splits, so a small batch has fewer than would fit, each with a deeper
+    pipeline, and not fewer still for the sake of long contexts. Many programs keep the memory busy with small tiles.
     """
-    splits = min(16, max(1, MOST_PROGRAMS // programs))
     keys = 64 if programs < 2 * MOST_PROGRAMS else 32
-    return splits, max(16, min(keys, keys * 256 // row_bytes)), 2, 5 if splits * programs < MOST_PROGRAMS else 4
+    keys = max(16, min(keys, keys * 256 // row_bytes))
+    if programs < 32:
+        return min(32, MOST_PROGRAMS // (2 * programs) or 1), keys, 2, 5
+    return max(1, MOST_PROGRAMS // programs), keys, 2, 4
 
 
 @functools.cache
