@@ -35,7 +35,6 @@ class EngineConfig:
         graphs: replay steps from CUDA graphs; on captures all sizes at the start, lazy each when it is first met; auto
             is on for attention triton or cuda. On a CPU, with torch's ops, a stand-in plays their part.
         graph_tokens: steps with prompts are graphs too, up to so many tokens; 0 launches them kernel by kernel.
-        megakernel: one kernel for the whole model in graphs of up to 4 requests; auto is on where it runs.
         overlap: plan and launch a step while the one before runs; auto is on with a GPU.
         trace: write one JSON event a step to this file.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
@@ -65,7 +64,6 @@ class EngineConfig:
     kernels: Literal["auto", "torch", "cpp", "triton"] = "auto"
     graphs: Literal["auto", "off", "lazy", "on"] = "auto"
     graph_tokens: int = 512
-    megakernel: Literal["auto", "off", "on"] = "auto"
     overlap: Literal["auto", "off", "on"] = "auto"
     trace: str | None = None
     random_weights: bool = False
@@ -103,7 +101,6 @@ class EngineConfig:
 _EAGER: dict[str, Any] = {
     "graphs": "off",
     "overlap": "off",
-    "megakernel": "off",
     "max_batch_tokens": 2048,
 }  # until chapter 8
 _TORCH = _EAGER | {"attention": "torch", "kernels": "torch"}  # the ops of chapters 1 to 5

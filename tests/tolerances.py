@@ -102,9 +102,3 @@ SAMPLE_SCORES = Tolerance(
     rtol=0,
     why="fp32; a sum of 2,048 terms: 5e-7 apart in powers of two. In 16 bits the sum is 1e-3 off.",
 )
-MEGA_LOGITS = Tolerance(
-    atol=1.5e-2,
-    rtol=0,
-    why="fp16, of logits scaled to a deviation of 1: some ten roundings of 2⁻¹¹ in two layers. A wrong term costs 0.1.",
-)
-MEGA_NEW_KV = Tolerance(atol=8e-3, rtol=0, why="fp16; elements up to 4, from inputs that were rounded a few times.")

@@ -14,7 +14,6 @@ from minisgl.attention import backend
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, FinishReason, ForwardBatch, Request, WorkCounts
 from minisgl.engine.arrays import BatchArrays
-from minisgl.engine.megakernel import Megakernel, why_no_megakernel
 from minisgl.engine.rows import DeviceRows
 from minisgl.engine.runner import Flight, StepRunner
 from minisgl.engine.sampler import sample_rows
@@ -69,8 +68,7 @@ class Engine:
                 model, self.pool, DeviceRows(*place, self.ops), self.attention, self.ops, self.work
             )
         if self.runner and graphs != "off":
-            in_graph, lazily = backend(attention, in_graph=True), graphs == "lazy"
-            self.runner.use_graphs(in_graph, lazily, config.graph_tokens, self._choose_megakernel(kernels))
+            self.runner.use_graphs(backend(attention, in_graph=True), graphs == "lazy", config.graph_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -180,16 +178,6 @@ class Engine:
                 "--kernels torch, or --graphs off"
             )
         return graphs
-
-    def _choose_megakernel(self, kernels: str) -> Megakernel | None:
-        """The megakernel, if it is wanted and can be had; a ValueError if only the first."""
-        choice = self.config.megakernel
-        if choice == "off" or (choice == "auto" and kernels != "triton"):
-            return None
-        reason = why_no_megakernel(self.model)
-        if reason and choice == "on":
-            raise ValueError(f"megakernel=on: {reason}; use --megakernel off")
-        return None if reason else Megakernel(self.model, self.pool)
 
     def _activation_bytes(self) -> int:
         """Memory that the largest steps take besides weights and pool, with and without graphs, as measured."""

@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from minisgl.core import Batch, ForwardBatch, PagedRows, WorkCounts
 from minisgl.engine.graph import StepGraphs, bucket_for, buckets
-from minisgl.engine.megakernel import Megakernel
 from minisgl.engine.rows import DeviceRows, StepInputs, laid_out_len
 from minisgl.engine.sampler import adjust, append_logprobs
 from minisgl.kvcache.mha_pool import MHAPool
@@ -58,15 +57,13 @@ class StepRunner:
         self._read = cycle([torch.empty(rows.nobody, dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)])
         self._events = cycle([torch.cuda.Event() if on_gpu else None for _ in range(2)])  # type: ignore[no-untyped-call]
 
-    def use_graphs(self, attention: Any, lazily: bool, most_tokens: int, megakernel: Megakernel | None = None) -> None:
+    def use_graphs(self, attention: Any, lazily: bool, most_tokens: int) -> None:
         """From now on replay what fits: steps of one token a request, and mixed ones of up to most_tokens.
 
         Args:
             attention: the backend's class in graphs.
             lazily: capture a size when it is first met, and not now.
-            megakernel: what computes the smallest decode steps; None leaves them to the model.
         """
-        self._megakernel = megakernel
         self._in_graph, most, mixed = attention, self.rows.nobody, attention.takes_chunks
         self._graphs, self._sizes = StepGraphs(self.model.device), buckets(most)
         self._mixed_sizes = [size for size in (16,) if size < most] + [most]
@@ -134,8 +131,6 @@ class StepRunner:
             inputs = self.rows.laid_out(sent, num_tokens, size)
         else:
             inputs = self.rows.decode(size)
-        if self._megakernel and not num_tokens and size <= self._megakernel.most_rows:
-            return self._choose(self._megakernel(inputs), inputs, filtered)
         query_lens = [num_tokens or 1] * size  # at most
         logits = self._logits(inputs, self._in_graph, query_lens, [], WorkCounts())
         return self._choose(logits, inputs, filtered)

@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from minisgl_kernels.cpu.build import cache_folder
 
@@ -97,9 +96,7 @@ def nvrtc_version() -> str:
 def _nvrtc(name: str, text: str, macros: Macros, arch: str) -> bytes:
     core = _core()
     defined = [(macro, str(value)) for macro, value in macros.items()]
-    settings: dict[str, Any] = {"std": "c++17", "arch": arch, "define_macro": defined}
-    settings["device_as_default_execution_space"] = True  # or older compilers take a lambda for the host's
-    options = core.ProgramOptions(**settings)
+    options = core.ProgramOptions(std="c++17", arch=arch, define_macro=defined)
     try:
         return bytes(core.Program(text, "c++", options).compile("cubin").code)
     except Exception as error:  # its class is private to cuda-core

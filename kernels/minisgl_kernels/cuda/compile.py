@@ -1,4 +1,4 @@
-"""Compile every step of the ladder, and the megakernel, ahead: without a GPU, driver or toolkit.
+"""Compile every step of the ladder ahead, without a GPU, driver or toolkit.
 
     python -m minisgl_kernels.cuda.compile --arch sm_75 sm_80 sm_90 sm_100
 
@@ -19,10 +19,6 @@ from pathlib import Path
 from minisgl_kernels.cuda import DTYPES, STEPS
 from minisgl_kernels.cuda.build import CompileError, compile_cuda
 
-# Of the megakernel, beside DTYPE, HEAD_DIM and GROUP: Qwen3-0.6B's sizes, one row, an H200. It takes 16-bit numbers
-# and, for its copy engine, sm_90.
-MEGA = {"HIDDEN": 1024, "INTERMEDIATE": 3072, "KV_HEADS": 8, "BATCH": 1, "BLOCKS": 132, "BLOCK_WARPS": 8}
-MEGA |= {"TOGETHER": 6, "DEPTH": 12}
 _RESOURCES = re.compile(r"Function (\w+):.*?REG:(\d+) STACK:(\d+) SHARED:(\d+)", re.DOTALL)
 
 
@@ -54,10 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     for arch in options.arch:
         for dtype in options.dtype:
             macros = {"DTYPE": dtype, "HEAD_DIM": options.head_dim, "GROUP": options.group}
-            with_mega = dtype != "float" and int(re.sub(r"\D", "", arch)) >= 90
-            for name in [*STEPS.values(), *(["mega.cu"] if with_mega else [])]:
+            for name in STEPS.values():
                 try:
-                    found = resources(compile_cuda(name, macros | MEGA if name == "mega.cu" else macros, arch))
+                    found = resources(compile_cuda(name, macros, arch))
                 except CompileError as error:
                     failed += 1
                     print(error, file=sys.stderr, flush=True)

@@ -7,10 +7,7 @@
 
 #include "common.cuh"
 
-#ifndef BLOCK_WARPS
-#define BLOCK_WARPS 4  // of the ladder; mega.cu has more
-#endif
-constexpr int WARPS = BLOCK_WARPS, THREADS = 32 * WARPS;
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
 
 struct Args {  // driver.py holds the same struct
     const Element* q;           // [tokens, heads, HEAD_DIM], tokens q_stride apart

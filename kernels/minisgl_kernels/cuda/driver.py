@@ -38,22 +38,16 @@ class Kernel:
         _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin))
         _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, entry.encode()))
 
-    def launch(
-        self, grid: tuple[int, int, int], threads: int, args: ctypes.Structure, stream: int, dynamic: int = 0
-    ) -> None:
-        """Launch on a stream of this device, with `dynamic` bytes of shared memory a block; returns at once."""
+    def launch(self, grid: tuple[int, int, int], threads: int, args: Args, stream: int) -> None:
+        """Launch on a stream of this device; returns at once."""
         address = ctypes.c_void_p(ctypes.addressof(args))
         launch = _driver().cuLaunchKernel
-        arguments = (self._function, *grid, threads, 1, 1, dynamic, stream, ctypes.byref(address), None)
+        arguments = (self._function, *grid, threads, 1, 1, 0, stream, ctypes.byref(address), None)
         status = launch(*arguments)
         if status == _INVALID_CONTEXT:
             _enter_context(torch.cuda.current_device())
             status = launch(*arguments)
         _check(status)
-
-    def allow_dynamic(self, size: int) -> None:
-        """Allow launches with up to this many bytes of dynamic shared memory: without asking, 48 KB is the most."""
-        _check(_driver().cuFuncSetAttribute(self._function, 8, size))
 
     def attribute(self, which: int) -> int:
         """One of the driver's CU_FUNC_ATTRIBUTE_…: 1 is bytes of shared memory, 3 of local memory, 4 registers."""
@@ -88,7 +82,6 @@ def _driver() -> ctypes.CDLL:
     driver.cuModuleLoadData.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     driver.cuModuleGetFunction.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p]
     driver.cuFuncGetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-    driver.cuFuncSetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
     driver.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
     return driver
 

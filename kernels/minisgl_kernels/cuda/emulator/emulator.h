@@ -5,10 +5,7 @@
 // too early. An asynchronous copy lands at once or as late as its wait allows, as the seed decides. Shared memory holds
 // NaNs when a block begins. All of this is legal on a GPU; there it happens once in a million launches.
 //
-// Blocks run one after another, or all at once, for kernels whose blocks wait for each other: each then runs until it
-// waits (let_others_run). What one block writes another sees at once, so a missing fence is not found.
-//
-// Not emulated: atomics (a kernel brings its own), masks other than the whole warp's.
+// Not emulated: dynamic shared memory, atomics, masks other than the whole warp's, several blocks at once.
 
 #pragma once
 
@@ -51,7 +48,7 @@ namespace emulator {
 struct Index {
     unsigned x, y, z;
 };
-enum class State { ready, at_warp, at_team, at_block, at_grid, done };
+enum class State { ready, at_warp, at_block, done };
 
 struct Copy {
     void* to;
@@ -75,20 +72,13 @@ struct Warp {
     uint64_t values[2][32];
 };
 
-struct Block {
-    Index index;
-    std::vector<Fiber> fibers;
-    std::vector<Warp> warps;
-    std::vector<char> shared, dynamic;  // `shared` while another block runs
-};
-
 Fiber* current;
-Block* running;
+std::vector<Fiber> fibers;
+std::vector<Warp> warps;
 jmp_buf scheduler;
-unsigned team_size;
 void (*body)(const void*);
 const void* arguments;
-Index grid, block_size;
+Index block, grid, block_size;
 uint32_t random_state;
 
 uint32_t random(uint32_t below) {
@@ -124,7 +114,6 @@ __attribute__((noinline)) void pause_until(State state) {
 // Runs a warp until its lanes wait for other warps, or now and then until they have met once. False: they wait for each
 // other in different places.
 bool run_warp(unsigned warp) {
-    std::vector<Fiber>& fibers = running->fibers;
     const unsigned last = warp * 32 + 32 < fibers.size() ? warp * 32 + 32 : fibers.size();
     for (;;) {
         std::vector<Fiber*> alive, ready;
@@ -133,29 +122,21 @@ bool run_warp(unsigned warp) {
         }
         shuffle(ready);
         for (Fiber* fiber : ready) run(fiber);
-        size_t meeting = 0, waiting = 0;
+        size_t meeting = 0;
         for (unsigned t = warp * 32; t < last; t++) {
             if (fibers[t].state != State::done) alive.push_back(&fibers[t]);
             meeting += fibers[t].state == State::at_warp;
-            waiting += fibers[t].state == State::at_grid;
         }
-        if (meeting == 0 || waiting > 0) return true;
+        if (meeting == 0) return true;
         if (meeting < alive.size()) return false;
         for (Fiber* fiber : alive) fiber->state = State::ready;
         if (random(16) == 0) return true;
     }
 }
 
-void begin(Block& block, Index index, unsigned threads, size_t dynamic) {
-    block.index = index;
-    block.warps.resize((threads + 31) / 32);
-    block.fibers.resize(threads);
-    block.shared.assign(shared_end - shared_begin, char(0xff));  // NaN in fp32, bf16 and fp16
-    block.dynamic.assign(dynamic + 16, char(0xff));
-    for (unsigned t = 0; t < threads; t++) {
-        Fiber& fiber = block.fibers[t];
-        fiber.index = {t, 0, 0};
-        fiber.stack.resize(128 * 1024);
+const char* run_block() {
+    memset(shared_begin, 0xff, shared_end - shared_begin);  // NaN in fp32, bf16 and fp16
+    for (Fiber& fiber : fibers) {
         fiber.state = State::ready;
         fiber.started = false;
         fiber.exchanges = 0;
@@ -166,34 +147,14 @@ void begin(Block& block, Index index, unsigned threads, size_t dynamic) {
         fiber.begin.uc_link = nullptr;
         makecontext(&fiber.begin, reinterpret_cast<void (*)()>(run_body), 0);
     }
-}
-
-// Runs a block until it is done, or until all of it waits for another block.
-const char* run_block(Block& block) {
-    std::vector<Fiber>& fibers = block.fibers;
-    running = &block;
-    memcpy(shared_begin, block.shared.data(), block.shared.size());
-    for (Fiber& fiber : fibers) {
-        if (fiber.state == State::at_grid) fiber.state = State::ready;
-    }
     for (;;) {
         std::vector<unsigned> ready;
-        std::vector<Fiber*> team;
-        bool alive = false, waiting = false;
+        bool alive = false;
         for (unsigned t = 0; t < fibers.size(); t++) {
             alive |= fibers[t].state != State::done;
-            waiting |= fibers[t].state == State::at_grid;
-            if (fibers[t].state == State::at_team) team.push_back(&fibers[t]);
             if (fibers[t].state == State::ready && (ready.empty() || ready.back() != t / 32)) ready.push_back(t / 32);
         }
-        if (ready.empty() && team.size() > 0 && team.size() == team_size) {
-            for (Fiber* fiber : team) fiber->state = State::ready;
-            continue;
-        }
-        if (ready.empty() && (waiting || !alive)) {
-            memcpy(block.shared.data(), shared_begin, block.shared.size());
-            return nullptr;
-        }
+        if (!alive) return nullptr;
         if (ready.empty()) {
             for (Fiber& fiber : fibers) {
                 if (fiber.state == State::at_block) fiber.state = State::ready;
@@ -204,76 +165,36 @@ const char* run_block(Block& block) {
     }
 }
 
-bool done(const Block& block) {
-    for (const Fiber& fiber : block.fibers) {
-        if (fiber.state != State::done) return false;
-    }
-    return true;
-}
-
-// Runs blocks that are all there at once, in turns.
-const char* run_together(std::vector<Block*> alive) {
-    const unsigned most = 10000;  // turns of a block in which nothing but waiting happens
-    for (unsigned idle = 0; !alive.empty();) {
-        shuffle(alive);
-        std::vector<Block*> left;
-        for (Block* block : alive) {
-            if (const char* error = run_block(*block)) return error;
-            if (!done(*block)) left.push_back(block);
-        }
-        idle = left.size() == alive.size() ? idle + 1 : 0;
-        if (idle > most) return "blocks wait for each other for ever";
-        alive.swap(left);
-    }
-    return nullptr;
-}
-
-const char* launch(void (*kernel)(const void*), const void* args, Index blocks, unsigned threads, unsigned dynamic,
-                   bool together, unsigned seed) {
+const char* launch(void (*kernel)(const void*), const void* args, Index blocks, unsigned threads, unsigned seed) {
     body = kernel;
     arguments = args;
     grid = blocks;
     block_size = {threads, 1, 1};
     random_state = seed * 2654435761u + 1;
+    warps.resize((threads + 31) / 32);
+    fibers.resize(threads);
+    for (unsigned t = 0; t < threads; t++) {
+        fibers[t].index = {t, 0, 0};
+        fibers[t].stack.resize(128 * 1024);
+    }
     std::vector<unsigned> order(blocks.x * blocks.y * blocks.z);
     for (unsigned i = 0; i < order.size(); i++) order[i] = i;
     shuffle(order);
-    static std::vector<Block> all;  // stacks are kept
-    if (all.size() < (together ? order.size() : 1)) all.resize(together ? order.size() : 1);
-    std::vector<Block*> alive;
     for (unsigned number : order) {
-        Block& block = all[together ? number : 0];
-        begin(block, {number % blocks.x, number / blocks.x % blocks.y, number / blocks.x / blocks.y}, threads, dynamic);
-        alive.push_back(&block);
-        if (together) continue;
-        if (const char* error = run_together(alive)) return error;
-        alive.clear();
+        block = {number % blocks.x, number / blocks.x % blocks.y, number / blocks.x / blocks.y};
+        if (const char* error = run_block()) return error;
     }
-    return run_together(alive);
+    return nullptr;
 }
 
 template <class T>
 T exchange(T value, unsigned source) {
     static_assert(sizeof(T) <= 8, "a shuffle moves 4 or 8 bytes");
-    uint64_t(&values)[32] = running->warps[current->index.x / 32].values[current->exchanges++ % 2];
+    uint64_t(&values)[32] = warps[current->index.x / 32].values[current->exchanges++ % 2];
     memcpy(&values[current->index.x % 32], &value, sizeof(T));
     pause_until(State::at_warp);
     memcpy(&value, &values[source % 32], sizeof(T));
     return value;
-}
-
-// The running block's dynamic shared memory, at a multiple of 16 bytes.
-inline void* dynamic_shared() {
-    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(running->dynamic.data()) + 15) / 16 * 16);
-}
-
-// Called in a loop that waits for what another thread will write, of this block or another one.
-inline void let_others_run() { pause_until(State::at_grid); }
-
-// A barrier of some warps of the block: `threads` threads, each time as many.
-inline void meet(unsigned threads) {
-    team_size = threads;
-    pause_until(State::at_team);
 }
 
 inline void start_copy(void* to, const void* from, bool exists) {
@@ -327,7 +248,7 @@ inline uint16_t to_half(float x) {
 }  // namespace
 
 #define threadIdx (emulator::current->index)
-#define blockIdx (emulator::running->index)
+#define blockIdx emulator::block
 #define blockDim emulator::block_size
 #define gridDim emulator::grid
 
@@ -355,6 +276,5 @@ T __shfl_up_sync(unsigned, T value, int by) {
 
 inline float __uint_as_float(unsigned bits) { return emulator::float_of(bits); }
 inline unsigned __float_as_uint(float x) { return emulator::bits_of(x); }
-inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline int min(int a, int b) { return b < a ? b : a; }
 inline int max(int a, int b) { return a < b ? b : a; }
