@@ -128,7 +128,7 @@ def _pair(text: str) -> tuple[int, float]:
 
 def _load(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
     params = SamplingParams(**given_fields(SamplingParams, args))  # a wrong value should not cost a load
-    chosen = given_fields(EngineConfig, args)
+    chosen = {"max_running_requests": 1} | given_fields(EngineConfig, args)  # one at a time: few graphs, a small pool
     config = EngineConfig(**chosen) if args.chapter is None else EngineConfig.chapter(args.chapter, **chosen)
     with _notes.status(f"loading {config.model} …"):
         from minisgl.llm import LLM

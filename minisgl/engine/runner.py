@@ -136,6 +136,7 @@ class StepRunner:
         return self._choose(logits, inputs, filtered)
 
     def _replay(self, batch: Batch, key: Key) -> torch.Tensor:
+        """Run a batch by the graph of its key, captured first if it is new; the tokens, padding included."""
         assert self._graphs is not None
         if key not in self._graphs:
             self.capture(key)
