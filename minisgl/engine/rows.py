@@ -112,7 +112,8 @@ class DeviceRows:
     def forget(self, batch: Batch) -> None:
         """A step failed, and what was sent for it may not have arrived: the next update sends it again.
 
-        No token may be in flight then, since the host sends every row's.
+        At that next update no token may be in flight, since the host sends every row's: whoever calls this takes all
+        steps in before it.
         """
         self._requests, self._order[:], self._lengths[:] = [], -1, -1
         for request, _ in batch.moved:

@@ -36,6 +36,22 @@ def test_the_step_runs_once_for_real_before_it_is_recorded(graphs):
     assert seen == [False, True]
 
 
+def test_the_graph_itself_warms_up_as_it_knows_on_which_stream(graphs, monkeypatch):
+    log = []
+
+    class Logged:
+        def warm_up(self, step):
+            log.append("warm_up")
+
+        def capture(self, step):
+            log.append("capture")
+
+    monkeypatch.setattr("minisgl.engine.graph.new_graph", lambda device, pool: Logged())
+    graphs.capture("step", lambda: None)
+
+    assert log == ["warm_up", "capture"]
+
+
 def test_what_a_step_does_at_its_first_run_only_is_not_recorded(graphs):
     """Compiling, choosing among kernels: some of it waits for the GPU, which a capture may not."""
     inputs, choice = torch.ones(3, device=DEVICE), []

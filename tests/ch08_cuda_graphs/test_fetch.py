@@ -100,3 +100,13 @@ def test_each_step_has_an_event_of_its_own(runner, late):
 
     assert (first(), second()) == ([1, 2], [3, 4])
     assert late.log == ["record 0", "record 1", "wait 0", "wait 1"]
+
+
+def test_the_copy_is_only_asked_for(runner, monkeypatch):
+    asked, copy = [], torch.Tensor.copy_
+    monkeypatch.setattr(
+        torch.Tensor, "copy_", lambda to, source, non_blocking=False: asked.append(non_blocking) or copy(to, source)
+    )
+    runner._fetch(torch.tensor([4, 5], device=DEVICE))
+
+    assert asked == [True], "without non_blocking the host waits for the step"

@@ -55,10 +55,12 @@ def test_replays_choose_the_tokens_of_eager_steps(model, numbers, temperature):
     go_on(eager, one, expected, steps=6)
     go_on(replayed, other, actual, steps=6)
 
-    assert [r.tokens for r in actual] == [r.tokens for r in expected]
+    assert [r.tokens for r in actual] == [r.tokens for r in expected], (
+        "a capture empties the order: capture first, then update, with the key's size"
+    )
 
 
-def test_a_size_is_captured_when_it_is_first_met_and_never_again(model):
+def test_a_size_is_recorded_when_it_is_first_met_and_never_again(model):
     runner = new_runner(model, in_graph=PaddedAttention)
     requests = prefilled(runner, 0, 1, 2)
 
@@ -78,7 +80,8 @@ def test_padding_writes_to_no_page_of_anybody(model):
 
     go_on(replayed, runner, requests, steps=3)
 
-    assert torch.equal(runner.pool.kv[:, :, left.pages].nan_to_num(7), before.nan_to_num(7))
+    unchanged = torch.equal(runner.pool.kv[:, :, left.pages].nan_to_num(7), before.nan_to_num(7))
+    assert unchanged, "a place that nobody takes still names a row: pass the key's size"
     assert runner.rows.lengths[left.row].item() == length
     used = {page for r in [*requests, left] for page in r.pages} | {0}
     free = [page for page in range(40) if page not in used]
@@ -161,3 +164,23 @@ def test_the_work_of_a_replay_is_counted(model):
     a_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
     after = runner.work.graph_steps, runner.work.kv_bytes_read, runner.work.kv_bytes_written
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, a_token * (4 + 5), a_token * 2]
+
+
+def test_steps_and_tokens_are_left_to_launch_to_count(model):
+    runner = new_runner(model, in_graph=PaddedAttention)
+    requests = prefilled(runner, 0, 1)
+    before = runner.work.steps, runner.work.tokens_computed
+
+    batch = decode(requests)
+    with torch.inference_mode():
+        runner._replay(batch, runner._key(batch, False))
+
+    assert (runner.work.steps, runner.work.tokens_computed) == before
+
+
+def test_what_comes_back_has_the_graphs_size(model):
+    runner = new_runner(model, in_graph=PaddedAttention)
+    batch = decode(prefilled(runner, 0, 1, 2))
+
+    with torch.inference_mode():
+        assert len(runner._replay(batch, runner._key(batch, False))) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from minisgl.engine.runner import Flight
 from minisgl.simple import naive_generate
 from tests.ch08_cuda_graphs.loop import Log, device, new_engine, new_request, run
 from tests.helpers import check_whole, tiny_model
@@ -285,3 +286,116 @@ def test_what_no_graph_holds_runs_eagerly_and_says_why(model):
 
     stats = engine.stats()
     assert (stats["eager_steps_penalties"], stats["eager_steps_size"], stats["graph_steps"]) == (4, 1, 3)
+
+
+# What goes wrong once, and must not cost an answer.
+
+
+BY_HOST = {"frequency_penalty": 1.5, "repetition_penalty": 1.4, "max_tokens": 7}
+
+
+def interrupt_the_next_wait(engine):
+    """Ctrl-C while the tokens of the next step that is launched are waited for, once."""
+    launch, left = engine.launch, [KeyboardInterrupt]
+
+    def interrupted(batch):
+        flight = launch(batch)
+
+        def tokens():
+            if left:
+                raise left.pop()
+            return flight.tokens()
+
+        return Flight(batch, tokens)
+
+    engine.launch = interrupted
+
+
+def fail_the_next_launch(engine):
+    launch = engine.launch
+
+    def fail(batch):
+        engine.launch = launch
+        raise MemoryError
+
+    engine.launch = fail
+
+
+def finish(engine):
+    for _ in range(60):
+        if not engine.has_work:
+            return
+        engine.step()
+    pytest.fail("no end in sight")
+
+
+def test_an_interrupted_wait_for_what_the_host_must_know_loses_no_plan(model):
+    def requests():
+        return new_request(0, prompt=5, max_tokens=6), new_request(1, prompt=5, **BY_HOST)
+
+    expected = run(new_engine(model), *requests())
+    engine, (first, second) = new_engine(model), requests()
+    engine.add(first)
+    interrupt_the_next_wait(engine)
+    engine.step()
+    engine.add(second)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    finish(engine)
+
+    assert [first.output, second.output] == expected
+    check_whole(engine.scheduler)
+
+
+def test_after_an_interrupted_wait_no_third_step_takes_off(model):
+    """There are two buffers for tokens: the third would overwrite those of the first."""
+    expected = run(new_engine(model), new_request(0, prompt=5, max_tokens=8))
+    engine, request = new_engine(model), new_request(0, prompt=5, max_tokens=8)
+    engine.add(request)
+    interrupt_the_next_wait(engine)
+    engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert len(engine.flights) == 2
+    finish(engine)
+
+    assert [request.output] == expected
+
+
+def test_a_failed_launch_is_remembered_until_the_steps_before_are_taken_in(model):
+    def requests():
+        return new_request(0, prompt=5, max_tokens=8), new_request(1, prompt=7, max_tokens=6)
+
+    expected = run(new_engine(model), *requests())
+    engine, asked = new_engine(model), requests()
+    for request in asked:
+        engine.add(request)
+    interrupt_the_next_wait(engine)
+    engine.step()
+    fail_the_next_launch(engine)
+    with pytest.raises(MemoryError):
+        engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    finish(engine)
+
+    assert [request.output for request in asked] == expected
+
+
+def test_a_failed_launch_is_tried_again_without_a_runner_too(model):
+    engine, request = new_engine(model, overlap="off"), new_request(0, prompt=5, max_tokens=3)
+    engine.add(request)
+    fail_the_next_launch(engine)
+    with pytest.raises(MemoryError):
+        engine.step()
+    finish(engine)
+
+    assert len(request.output) == 3
+
+
+def test_every_step_is_traced(model, tmp_path):
+    engine = new_engine(model, trace=str(tmp_path / "trace"))
+    run(engine, new_request(0, prompt=5, max_tokens=3))
+    engine.close()
+
+    assert len((tmp_path / "trace").read_text().splitlines()) > 3  # a header, and three tokens
