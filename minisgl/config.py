@@ -98,11 +98,7 @@ class EngineConfig:
         return replace(cls(**_CHAPTERS[number]), **overrides)
 
 
-_EAGER: dict[str, Any] = {
-    "graphs": "off",
-    "overlap": "off",
-    "max_batch_tokens": 2048,
-}  # until chapter 8
+_EAGER: dict[str, Any] = {"graphs": "off", "overlap": "off", "max_batch_tokens": 2048}  # until chapter 8
 _TORCH = _EAGER | {"attention": "torch", "kernels": "torch"}  # the ops of chapters 1 to 5
 _STATIC = _TORCH | {"batching": "static", "max_running_requests": 16}
 _CHAPTERS: dict[int, dict[str, Any]] = {

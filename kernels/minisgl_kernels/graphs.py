@@ -211,8 +211,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise GraphError(f"{func} needs the result of what is only being recorded: a graph cannot wait for it")
         if func is torch.ops.aten.lift_fresh.default:
             raise GraphError(
-                "data of the host, as of torch.tensor([…]) or x[i] = 0, would be read only once: send it before, "
-                "or use fill_ or where"
+                "data of the host, as of torch.tensor([…]), would be read only once: send it before "
+                "(x[i] = 0 looks the same here: use fill_ or where)"
             )
         return self._graph.record(func, args, kwargs or {})
 

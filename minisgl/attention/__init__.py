@@ -26,3 +26,8 @@ def backend(name: str, in_graph: bool = False) -> Any:
         raise ValueError(f"attention {name} cannot run in a graph: use --graphs off, or an attention of {known}")
     module, _, symbol = (IN_GRAPHS if in_graph else BACKENDS)[name].partition(":")
     return getattr(import_module(f"minisgl.attention.{module}"), symbol)
+
+
+def needs_lengths(name: str) -> bool:
+    """Whether a backend plans by lengths on the host: it runs no step of nobody, and as it is no graph."""
+    return IN_GRAPHS.get(name) != BACKENDS[name]

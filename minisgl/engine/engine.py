@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import minisgl_kernels as ops
 import torch
 
-from minisgl.attention import backend
+from minisgl.attention import backend, needs_lengths
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, FinishReason, ForwardBatch, Request, WorkCounts
 from minisgl.engine.arrays import BatchArrays
@@ -50,7 +50,8 @@ class Engine:
         graphs = self._choose_graphs(attention, kernels)
         overlap = config.overlap == "on"
         with_runner = graphs != "off" or overlap
-        reserve = self._activation_bytes() if with_runner and on_gpu and not config.kv_pages else 0
+        measurable = with_runner and on_gpu and not needs_lengths(attention)
+        reserve = self._activation_bytes() if measurable and not config.kv_pages else 0
         self.pool = self._new_pool(config.page_size, context, reserve)
         self.pages = PageAllocator(self.pool.kv.shape[2])
         self.prefix = PREFIX_CACHES[config.prefix_cache](self.pages, config.page_size, config.eviction)

@@ -36,7 +36,8 @@ class Trace:
         self._write({"pages": scheduler.cache.pages.capacity} | asdict(scheduler.config))
 
     def write(self, batch: Batch | None, ended: list[Request]) -> None:
-        """Record a step that has been retired, and the requests that ended since the one before."""
+        """Record a step that has been planned (without overlap it is over), and the requests that ended since the one
+        before."""
         scheduler = self.scheduler
         tables = {request.id: list(request.pages) for request in scheduler.running}
         changed = {i: pages for i, pages in tables.items() if self._tables.get(i) != pages}

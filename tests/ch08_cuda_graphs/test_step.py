@@ -138,6 +138,16 @@ def test_overlap_begins_again_when_they_have_left(model):
     assert log.events == ["launch 0", "read 0", "launch 1", "launch 2", "read 1"]
 
 
+def fail_the_next_launch(engine, problem=MemoryError):
+    launch = engine.launch
+
+    def fail(batch):
+        engine.launch = launch
+        raise problem
+
+    engine.launch = fail
+
+
 @pytest.mark.parametrize("problem", [MemoryError, KeyboardInterrupt])
 def test_a_launch_that_fails_loses_nothing(model, problem):
     expected = run(new_engine(model), new_request(0, prompt=5, max_tokens=6), new_request(1, prompt=7, max_tokens=5))
@@ -146,13 +156,7 @@ def test_a_launch_that_fails_loses_nothing(model, problem):
     for request in requests:
         engine.add(request)
     engine.step()
-    launch = engine.launch
-
-    def fail(batch):
-        engine.launch = launch
-        raise problem
-
-    engine.launch = fail
+    fail_the_next_launch(engine, problem)
     with pytest.raises(problem):
         engine.step()
     assert len(engine.flights) == len(engine.scheduler.in_flight) == 1, "only the step before is under way"
@@ -205,13 +209,7 @@ def test_overlap_begins_again_after_a_failure(model):
     log = Log(engine := new_engine(model))
     engine.add(new_request(0, prompt=5, max_tokens=9))
     engine.step()
-    launch = engine.launch
-
-    def fail(batch):
-        engine.launch = launch
-        raise MemoryError
-
-    engine.launch = fail
+    fail_the_next_launch(engine)
     with pytest.raises(MemoryError):
         engine.step()
     del log.events[:]
@@ -309,16 +307,6 @@ def interrupt_the_next_wait(engine):
         return Flight(batch, tokens)
 
     engine.launch = interrupted
-
-
-def fail_the_next_launch(engine):
-    launch = engine.launch
-
-    def fail(batch):
-        engine.launch = launch
-        raise MemoryError
-
-    engine.launch = fail
 
 
 def finish(engine):

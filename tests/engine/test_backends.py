@@ -17,7 +17,7 @@ import pytest
 import torch
 from minisgl_kernels import reference
 
-from minisgl.attention import BACKENDS, backend
+from minisgl.attention import BACKENDS, backend, needs_lengths
 from minisgl.attention.in_place import InPlaceAttention
 from minisgl.config import EngineConfig
 from minisgl.core import SamplingParams, WorkCounts
@@ -370,3 +370,7 @@ def test_each_backend_is_a_choice_that_the_config_explains(name):
     assert get_args(kinds["attention"]) == ("auto", *BACKENDS)
     assert name in attention
     assert (name in get_args(kinds["kernels"])) == (f"{name} " in kernels or f"{name};" in kernels)
+
+
+def test_only_triton_and_cuda_attend_without_lengths_on_the_host():
+    assert {name for name in BACKENDS if not needs_lengths(name)} == {"triton", "cuda"}

@@ -311,6 +311,16 @@ def test_the_memory_of_the_largest_step_is_measured_before_the_pool_takes_its_sh
     assert engine._activation_bytes() > hidden_bytes
 
 
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_with_every_attention_an_engine_sizes_its_own_pool(attention):
+    """torch's attention plans by lengths on the host, and no step of nobody can be run to measure its memory."""
+    switches = {"kv_pages": 0, "memory_fraction": 0.001, "graphs": "off", "overlap": "on"}
+    engine = engine_on_gpu(tiny_model(head_dim=16), torch.float32, attention, "torch", **switches)
+    [served] = serve(engine, request(0, PROMPT, max_tokens=5))
+
+    assert len(served.output) == 5
+
+
 def test_two_engines_with_graphs_do_not_meet():
     model = tiny_model(head_dim=16)
     engines = [engine_on_gpu(model, torch.float32, "triton", "triton", overlap="on") for _ in range(2)]
