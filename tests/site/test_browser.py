@@ -46,6 +46,7 @@ def browser():
 def visit(browser, url):
     """A function that opens a page of the site; at the end nothing may have gone wrong on any."""
     page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page.set_default_timeout(300_000)  # ms; on a busy machine a page takes its time, which is not what is tested
     problems: list[str] = []
     page.on("console", lambda m: problems.append(f"console: {m.text}") if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: problems.append(f"error: {error}"))
