@@ -119,7 +119,7 @@ def fit(model: LlamaForCausalLM, lengths: list[int], **config: Any) -> dict[str,
         running.append(len(batch.requests))
         held.append((engine.pages.capacity - engine.pages.num_free) * engine.config.page_size)
         stored.append(sum(request.num_computed for request in batch.requests))
-        engine.scheduler.retire(batch, engine.forward(batch))
+        engine.scheduler.retire(batch, engine.launch(batch).tokens())
     if engine.trace:
         engine.close()
     return {

@@ -30,14 +30,14 @@ from minisgl_kernels import reference
 from torch.profiler import ProfilerActivity, profile, record_function
 from tqdm import tqdm
 
-import minisgl.engine.engine as engine_module
 from benchmarks.ch05_clock import MODES, Cost, Job, Run, by_hand, mixture, most_per_s, rows, simulate, switches
 from benchmarks.record import save
 from benchmarks.timing import synchronize, timed
 from minisgl.attention.torch_backend import TorchAttention
 from minisgl.config import EngineConfig
-from minisgl.core import Request, SamplingParams
+from minisgl.core import Batch, Request, SamplingParams
 from minisgl.engine.engine import Engine
+from minisgl.engine.runner import Flight
 from minisgl.layers.embedding import Embedding
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import Rotary
@@ -132,13 +132,13 @@ def measured(llm: LLM, text: Sequence[int], jobs: Sequence[Job], config: EngineC
     ]  # no stop ids: each answer has its full length
     run, coming = Run(jobs), list(requests)
     planned: list[list[tuple[int, int, int]]] = []
-    forward = engine.forward
+    launch = engine.launch
 
-    def observed(batch: Any) -> list[int]:
+    def observed(batch: Batch) -> Flight:
         planned.append(rows(batch))
-        return forward(batch)
+        return launch(batch)
 
-    engine.forward = observed  # type: ignore[method-assign]
+    engine.launch = observed  # type: ignore[method-assign]
     start = time.perf_counter()
 
     def now() -> float:
@@ -218,19 +218,25 @@ def labelled(engine: Engine, device: torch.device) -> Iterator[None]:
 
         return call
 
+    runner = engine.runner
+    assert runner
     parts = [
         (reference, "linear", "linear layers"),
         (Embedding, "logits", "linear layers"),
         (TorchAttention, "__init__", "attention"),
         (TorchAttention, "forward", "attention"),
         (RMSNorm, "forward", "norms"),
+        (RMSNorm, "add", "norms"),
         (Rotary, "__call__", "rotation"),
         (reference, "apply_rope", "rotation"),
         (reference, "silu_and_mul", "activation"),
-        (engine_module, "sample_rows", "sampling"),
+        (runner, "_choose", "sampling"),
         (engine.scheduler, "plan", "host"),
         (engine.scheduler, "retire", "host"),
-        (engine.arrays, "fill", "host"),
+        (runner.rows, "update", "host"),
+        (runner.rows, "decode", "host"),
+        (runner.rows, "lay_out", "host"),
+        (runner, "_fetch", "host"),
     ]
     with ExitStack() as stack:
         for owner, name, label in parts:

@@ -1,7 +1,8 @@
 """What the engine's plain Python costs a step and a request: no model runs, the tokens are made up.
 
 Two questions:
-- decode: how long a step of 256 running requests takes in `plan`, `retire` and `BatchArrays.fill`.
+- decode: how long a step of 256 running requests takes in `plan` and `retire`, and until its inputs stand in the rows
+  (`fill`: `DeviceRows.update` and `decode`, on a CPU).
 - soak: what a request costs from its arrival to its end, by tenths of a long run, so that growth would show.
 """
 
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from benchmarks.record import save
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, Request, SamplingParams
-from minisgl.engine.arrays import BatchArrays
+from minisgl.engine.rows import DeviceRows, StepInputs
 from minisgl.kvcache.cache_manager import CacheManager
 from minisgl.kvcache.pages import PageAllocator
 from minisgl.kvcache.radix_cache import PREFIX_CACHES
@@ -48,7 +49,7 @@ def decode(requests: int, prompt: int, steps: int) -> dict[str, Any]:
     max_len = prompt + requests + steps + 10
     pages = requests * -(-max_len // PAGE_SIZE)
     scheduler = new_scheduler(pages, max_len, max_batch_tokens=10**6, max_running_requests=requests)
-    arrays = BatchArrays(requests, max_len, PAGE_SIZE, torch.device("cpu"))
+    rows = DeviceRows(requests, max_len, PAGE_SIZE, torch.device("cpu"))
     params = SamplingParams(max_tokens=steps + 5, ignore_eos=True)
     for i in range(requests):  # of different lengths, so that their pages fill up at different times
         scheduler.add(Request(i, [(i * 7 + j) % 50 for j in range(prompt + i)], params))
@@ -58,9 +59,10 @@ def decode(requests: int, prompt: int, steps: int) -> dict[str, Any]:
         batch = scheduler.plan()
         marks.append(time.perf_counter())
         assert batch is not None
-        arrays.fill(batch)
+        inputs = fill(rows, batch)
         marks.append(time.perf_counter())
         tokens = made_up_tokens(batch)
+        rows.keep(inputs, torch.tensor(tokens))
         between = time.perf_counter()
         scheduler.retire(batch, tokens)
         marks.append(time.perf_counter() - (between - marks[2]))
@@ -71,6 +73,14 @@ def decode(requests: int, prompt: int, steps: int) -> dict[str, Any]:
     return {"requests": requests, "prompt_tokens": prompt, "steps": steps - 1} | {
         f"{name}_us": spread(values) for name, values in {**times, "plan_and_retire": together}.items()
     }
+
+
+@torch.inference_mode()
+def fill(rows: DeviceRows, batch: Batch) -> StepInputs:
+    """Bring the rows up to date and read a step's inputs there."""
+    n, total = len(batch.requests), batch.total_tokens
+    rows.update(batch, n)
+    return rows.decode(n) if total == n else rows.lay_out(batch, total, n)
 
 
 def spread(values: list[float]) -> dict[str, float]:

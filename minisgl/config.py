@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from minisgl.core import require
 
+BATCH_TOKENS = 2048  # of a step, where the config names none and the device is no GPU
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -32,6 +34,10 @@ class EngineConfig:
         attention: over the pages: torch copies them together; cpp (on a CPU), triton, cuda and flash_attn (on a GPU)
             read them in place; auto is triton on a GPU and cpp on a CPU, where they run.
         kernels: the layers' other ops, and sampling: torch; cpp (on a CPU); triton (on a GPU), which fuses them; auto.
+        decode_kernels: with Triton, kernels for steps of few tokens: products that read each weight once, the gate in
+            one with its product, and all of attention behind the qkv projection in one; auto or off.
+        longest_first: order the requests of a decode step by length, so that no long one is worked on last.
+        pdl: with Triton, let each kernel in while the one before still runs, from sm_90 on; auto or off.
         graphs: replay steps from CUDA graphs; on captures all sizes at the start, lazy each when it is first met; auto
             is on for attention triton or cuda. On a CPU, with torch's ops, a stand-in plays their part.
         graph_tokens: steps with prompts are graphs too, up to so many tokens; 0 launches them kernel by kernel.
@@ -62,6 +68,9 @@ class EngineConfig:
     output_reserve: float = 0.3
     attention: Literal["auto", "torch", "cpp", "triton", "cuda", "flash_attn"] = "auto"
     kernels: Literal["auto", "torch", "cpp", "triton"] = "auto"
+    decode_kernels: Literal["auto", "off"] = "auto"
+    longest_first: bool = True
+    pdl: Literal["auto", "off"] = "auto"
     graphs: Literal["auto", "off", "lazy", "on"] = "auto"
     graph_tokens: int = 512
     overlap: Literal["auto", "off", "on"] = "auto"
@@ -98,7 +107,8 @@ class EngineConfig:
         return replace(cls(**_CHAPTERS[number]), **overrides)
 
 
-_EAGER: dict[str, Any] = {"graphs": "off", "overlap": "off", "max_batch_tokens": 2048}  # until chapter 8
+_EAGER: dict[str, Any] = {"graphs": "off", "overlap": "off", "max_batch_tokens": BATCH_TOKENS}  # until chapter 8
+_EAGER |= {"decode_kernels": "off", "longest_first": False, "pdl": "off"}
 _TORCH = _EAGER | {"attention": "torch", "kernels": "torch"}  # the ops of chapters 1 to 5
 _STATIC = _TORCH | {"batching": "static", "max_running_requests": 16}
 _CHAPTERS: dict[int, dict[str, Any]] = {

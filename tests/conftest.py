@@ -9,6 +9,8 @@ import pytest
 
 if shutil.which("nvidia-smi") is None:  # no GPU: Triton kernels run in the interpreter, chosen when Triton is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # each would take all cores, and they would wait in turn
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
 pytest_plugins = ["chapters.pytest_plugin"]
 

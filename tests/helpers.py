@@ -7,16 +7,21 @@ import io
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from minisgl_kernels import reference
 
 from minisgl.config import EngineConfig
-from minisgl.core import Batch, Request, SamplingParams
+from minisgl.core import Batch, Request, SamplingParams, WorkCounts
 from minisgl.engine.engine import Engine
+from minisgl.engine.rows import DeviceRows
+from minisgl.engine.runner import StepRunner
 from minisgl.kvcache.cache_manager import CacheManager
+from minisgl.kvcache.mha_pool import MHAPool
 from minisgl.kvcache.pages import PageAllocator
 from minisgl.kvcache.radix_cache import PREFIX_CACHES, Node
 from minisgl.layers.linear import MergedLinear
@@ -151,6 +156,24 @@ def scheduler_with(pages: int, **config: Any) -> Scheduler:
 def request(id: int, tokens: Sequence[int], stop_ids: Iterable[int] = (), **params: Any) -> Request:
     """A request as the engine is given one."""
     return Request(id, list(tokens), SamplingParams(**params), frozenset(stop_ids))
+
+
+@torch.inference_mode()
+def sample_rows(logits: torch.Tensor, requests: Sequence[Request], ops: Any = reference) -> list[int]:
+    """The tokens that a step chooses whose model answers with logits [B, vocab], one row a request.
+
+    Logprobs are appended where they are asked for; all else of the requests stays as it is.
+    """
+    placed = [copy(r) for r in requests]
+    for row, r in enumerate(placed):
+        r.row = row
+    last, longest = [len(r.tokens) - 1 for r in placed], max(len(r.tokens) for r in placed)
+    batch = Batch(placed, last, [1] * len(placed), [(r, 0) for r in placed])
+    pool = MHAPool(1, 1, longest, 1, 1, logits.dtype, logits.device)
+    rows = DeviceRows(len(placed), longest, longest, logits.device)
+    runner = StepRunner(lambda _: logits, pool, rows, lambda *_: None, ops, WorkCounts())
+    filtered = any(r.filtered for r in placed)
+    return runner._eager(batch, filtered, bool(batch.by_host)).tolist()
 
 
 def fake_token(tokens: Sequence[int]) -> int:

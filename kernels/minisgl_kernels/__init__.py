@@ -21,9 +21,11 @@ _AUTO = {"cuda": ("triton", "torch"), "cpu": ("cpp", "torch")}  # the first that
 _NEEDS = {"triton": ("triton",), "cuda": ("cuda.core", "triton"), "flash_attn": ("flash_attn",)}  # chunks are Triton's
 
 
-def implementation(name: str) -> Any:
-    """The module of ops of this name: torch, cpp or triton."""
-    return import_module(f"minisgl_kernels.{_MODULES[name]}")
+def implementation(name: str, decode_kernels: bool = False) -> Any:
+    """The module of ops of this name: torch, cpp or triton; with decode_kernels, products for few tokens if it has
+    any."""
+    module = "triton.decode_ops" if decode_kernels and name == "triton" else _MODULES[name]
+    return import_module(f"minisgl_kernels.{module}")
 
 
 def choose(choice: str, device: torch.device, dtype: torch.dtype) -> str:

@@ -9,14 +9,13 @@ from dataclasses import asdict, replace
 
 import minisgl_kernels as ops
 import torch
+from minisgl_kernels.launches import overlapping
 
 from minisgl.attention import backend, needs_lengths
 from minisgl.config import EngineConfig
-from minisgl.core import Batch, FinishReason, ForwardBatch, Request, WorkCounts
-from minisgl.engine.arrays import BatchArrays
+from minisgl.core import Batch, FinishReason, Request, WorkCounts
 from minisgl.engine.rows import DeviceRows
 from minisgl.engine.runner import Flight, StepRunner
-from minisgl.engine.sampler import sample_rows
 from minisgl.engine.trace import Trace
 from minisgl.kvcache.cache_manager import CacheManager
 from minisgl.kvcache.contiguous import kv_bytes_per_token
@@ -35,11 +34,11 @@ class Engine:
     """
 
     def __init__(self, model: LlamaForCausalLM, config: EngineConfig) -> None:
-        on_gpu = model.device.type == "cuda"
+        on_gpu, paged = model.device.type == "cuda", config.kv_cache == "paged"
         if on_gpu and not config.max_batch_tokens:
             config = replace(config, max_batch_tokens=16_384)
         if config.overlap == "auto":
-            config = replace(config, overlap="on" if on_gpu and config.kv_cache == "paged" else "off")
+            config = replace(config, overlap="on" if on_gpu and paged else "off")
         self.model, self.config, self.work = model, config, WorkCounts()
         longest = model.config.max_position_embeddings
         context = config.max_model_len or longest
@@ -48,9 +47,7 @@ class Engine:
         attention, kernels = (ops.choose(c, model.device, model.dtype) for c in (config.attention, config.kernels))
         self.attention, self.ops = backend(attention), ops.implementation(kernels)
         graphs = self._choose_graphs(attention, kernels)
-        overlap = config.overlap == "on"
-        with_runner = graphs != "off" or overlap
-        measurable = with_runner and on_gpu and not needs_lengths(attention)
+        measurable = on_gpu and paged and not needs_lengths(attention)
         reserve = self._activation_bytes() if measurable and not config.kv_pages else 0
         self.pool = self._new_pool(config.page_size, context, reserve)
         self.pages = PageAllocator(self.pool.kv.shape[2])
@@ -59,17 +56,13 @@ class Engine:
         max_len = min(context, self.pages.capacity * config.page_size + 1)  # the last token is never fed back
         self.scheduler = Scheduler(config, cache, max_len, self.work)
         self.trace = Trace(config.trace, self.scheduler) if config.trace else None
-        place = (config.max_running_requests, max_len, config.page_size, model.device)
-        self.arrays = BatchArrays(*place)
-        self.flights, self._ahead = deque[Flight](), int(overlap)  # steps in flight, and how many may stay so
+        self.flights = deque[Flight]()  # steps in flight
+        self._ahead = int(config.overlap == "on")  # how many of them may stay so
         self._failed = False  # the launch of the step before
-        self.runner: StepRunner | None = None
-        if with_runner:
-            self.runner = StepRunner(
-                model, self.pool, DeviceRows(*place, self.ops), self.attention, self.ops, self.work
-            )
+        self.runner = self._new_runner(self.pool, max_len, self.work) if paged else None
         if self.runner and graphs != "off":
-            self.runner.use_graphs(backend(attention, in_graph=True), graphs == "lazy", config.graph_tokens)
+            with overlapping(config.pdl == "auto"):  # what they hold, they were captured with
+                self.runner.use_graphs(backend(attention, in_graph=True), graphs == "lazy", config.graph_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -118,11 +111,12 @@ class Engine:
         return list(dict.fromkeys([*grown, *ended]))
 
     def launch(self, batch: Batch) -> Flight:
-        """Start a planned step. Without a runner it is over when this returns."""
-        if self.runner:
+        """Start a planned step. Of its tokens those mean nothing that do not follow a request's last one."""
+        assert self.runner, "the engine is closed"
+        if self.config.longest_first and batch.total_tokens == len(batch.requests):
+            batch.put_longest_first()
+        with overlapping(self.config.pdl == "auto"):
             return self.runner.launch(batch)
-        tokens = self.forward(batch)
-        return Flight(batch, lambda: tokens)
 
     def _retire(self, ahead: int) -> list[Request]:
         """Take in the tokens of the oldest steps in flight until `ahead` are left; the requests that got one."""
@@ -131,26 +125,6 @@ class Engine:
             tokens = self.flights[0].tokens()  # may be interrupted: until then the step is in flight
             grown += self.scheduler.retire(self.flights.popleft().batch, tokens)
         return grown
-
-    @torch.inference_mode()
-    def forward(self, batch: Batch) -> list[int]:
-        """Run a batch through the model: the next token of each request; -1 where the step ends before its last token,
-        or where the logits hold NaN."""
-        input_ids, positions, last_rows, paged = self.arrays.fill(batch)
-        complete = [i for i, (request, start, n) in enumerate(batch) if start + n == len(request.tokens)]
-        if len(complete) < len(batch.requests):
-            last_rows = last_rows[complete]
-        attention = self.attention(self.pool, paged, self.work)
-        logits = self.model(ForwardBatch(input_ids, positions, attention, last_rows))
-        self.work.steps += 1
-        self.work.tokens_computed += len(input_ids)
-        tokens = [-1] * len(batch.requests)
-        if complete:
-            for i, token in zip(
-                complete, sample_rows(logits, [batch.requests[i] for i in complete], self.ops), strict=True
-            ):
-                tokens[i] = token
-        return tokens
 
     def stats(self) -> dict[str, float]:
         """Work done so far, requests by state, pages and bytes in use."""
@@ -184,10 +158,13 @@ class Engine:
         """Memory that the largest steps take besides weights and pool, with and without graphs, as measured."""
         config, shape = self.config, self.model.config
         pool = MHAPool(shape.num_layers, 2, 16, shape.num_kv_heads, shape.head_dim, self.model.dtype, self.model.device)
-        rows = DeviceRows(config.max_running_requests, 16, 16, self.model.device, self.ops)
-        runner = StepRunner(self.model, pool, rows, self.attention, self.ops, WorkCounts())
+        runner = self._new_runner(pool, 16, WorkCounts())
         most = min(config.max_batch_tokens, config.max_running_requests * shape.max_position_embeddings)
         return sum(runner.rehearse(n) for n in (most, config.graph_tokens or config.max_running_requests))
+
+    def _new_runner(self, pool: MHAPool, max_len: int, work: WorkCounts) -> StepRunner:
+        rows = DeviceRows(self.config.max_running_requests, max_len, pool.page_size, self.model.device, self.ops)
+        return StepRunner(self.model, pool, rows, self.attention, self.ops, work)
 
     def _new_pool(self, page_size: int, context: int, reserve: int) -> MHAPool:
         """A pool of config.kv_pages, or as large as the memory allows, less the reserve, and max_running_requests can

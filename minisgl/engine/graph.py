@@ -37,14 +37,20 @@ class StepGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._pool: Any = None
         self._graphs: dict[Hashable, tuple[Any, torch.Tensor]] = {}
+        self.open_pool()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._graphs
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+    def open_pool(self) -> None:
+        """Take a new pool while no graph is held: that of a first capture that failed is gone."""
+        if not self._graphs and self.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, key: Hashable, step: Step) -> None:
         """Record a step. It runs before, for real: what compiles or allocates at its first run must not be recorded."""

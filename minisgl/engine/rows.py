@@ -6,6 +6,7 @@ sends what it changes; a step reads the rows, and writes the token and the lengt
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,6 +17,8 @@ import torch
 from minisgl_kernels import reference
 
 from minisgl.core import Batch, Request
+
+_FIELDS = ("order", "tokens", "lengths", "seeds", "top_k", "temperature", "top_p", "min_p")
 
 
 @dataclass
@@ -49,8 +52,12 @@ class DeviceRows:
         self._state = torch.zeros(rows * (width + 8), dtype=torch.int64, device=device)
         tables, *fields = torch.split(self._state, [rows * width] + [rows] * 8)
         self.page_tables = tables.view(rows, width)
+        self._first = {name: (width + i) * rows for i, name in enumerate(_FIELDS)}  # where a field's row 0 lies
         self.order, self.tokens, self.lengths, self.seeds, self.top_k = fields[:5]
-        self.temperature, self.top_p, self.min_p = (each.view(torch.float64) for each in fields[5:])
+        fp64 = _has_fp64(device)  # else an fp32 takes half of the 64 bits that each entry of the state has
+        reals = (each.view(torch.float64) if fp64 else each.view(torch.float32)[::2] for each in fields[5:])
+        self.temperature, self.top_p, self.min_p = reals
+        self._reals = "3d" if fp64 else "f4xf4xf4x"
         self._starts = torch.arange(rows + 1, device=device)
         self.order.fill_(self.nobody)
         # What the host knows of it.
@@ -59,7 +66,7 @@ class DeviceRows:
         self._owners: list[Request | None] = [None] * rows
         self._requests, self._size, self._rows = list[Request](), 0, np.zeros(0, dtype=np.int64)  # of the last batch
         self._next = list[int]()  # where its requests go on
-        self._changes, self._laid_out = Mailbox(device), Mailbox(device)
+        self._changes, self._steps = Mailbox(device), Mailbox(device)
 
     def update(self, batch: Batch, size: int) -> None:
         """Send what changed since the step before, in one copy: page tables, newcomers, and who is in the batch.
@@ -77,7 +84,7 @@ class DeviceRows:
             if self._owners[request.row] is not request:
                 self._owners[request.row], self._lengths[request.row] = request, -1
                 at += self._places(("seeds", "top_k", "temperature", "top_p", "min_p"), request.row)
-                values += _sampling(request)
+                values += _sampling(request, self._reals)
         # A request that comes back to other rows comes with its first page.
         same = batch.requests == self._requests and size == self._size and all(first for _, first in batch.moved)
         if not same:
@@ -151,7 +158,7 @@ class DeviceRows:
         token_rows[total:] = self.nobody
         last_rows[:n], kv_lens[:n] = ends - 1, starts + counts
         query_starts[1 : n + 1], query_starts[n + 1 :] = ends, total
-        [sent] = self._laid_out.send([laid_out], to)
+        [sent] = self._steps.send([laid_out], to)
         return self.laid_out(sent, num_tokens, size)
 
     def laid_out(self, sent: torch.Tensor, num_tokens: int, size: int) -> StepInputs:
@@ -161,7 +168,7 @@ class DeviceRows:
         ids = torch.where(ids < 0, self.tokens[token_rows], ids)
         slots = self.page_tables[token_rows, positions // page_size] * page_size + positions % page_size
         seeds, temperature = self.seeds[rows], self.temperature[rows].float()
-        table = self.page_tables[rows]
+        table = self.page_tables.index_select(0, rows)
         return StepInputs(ids, positions, slots, table, query_starts, kv_lens, rows, last_rows, seeds, temperature)
 
     def filters(self, rows: torch.Tensor) -> list[torch.Tensor]:
@@ -174,7 +181,7 @@ class DeviceRows:
 
     def _places(self, fields: Sequence[str], row: int) -> list[int]:
         """Where these fields of a row lie in the state."""
-        return [getattr(self, field).storage_offset() + row for field in fields]
+        return [self._first[field] + row for field in fields]
 
 
 def laid_out_len(num_tokens: int, size: int) -> int:
@@ -186,10 +193,14 @@ def _cuts(num_tokens: int, size: int) -> list[int]:
     return [num_tokens, 2 * num_tokens, 3 * num_tokens, 3 * num_tokens + size, 3 * num_tokens + 2 * size]
 
 
-def _sampling(request: Request) -> list[int]:
+def _sampling(request: Request, reals: str = "3d") -> list[int]:
     params = request.params
-    floats = np.array([params.temperature, params.top_p, params.min_p])
-    return [request.seed, params.top_k, *floats.view(np.int64).tolist()]
+    packed = struct.pack(reals, params.temperature, params.top_p, params.min_p)
+    return [request.seed, params.top_k, *struct.unpack("3q", packed)]
+
+
+def _has_fp64(device: torch.device) -> bool:
+    return device.type != "mps"
 
 
 class Mailbox:
@@ -212,7 +223,7 @@ class Mailbox:
         for (start, end), part in zip(pairwise(ends), parts, strict=True):
             self._array[start:end] = part
         to = self._sent[:total] if to is None else to
-        to.copy_(self._host[:total], non_blocking=True)
+        to.copy_(self._host[:total], non_blocking=self._gpu)
         if self._copied:
             self._copied.record()
         return [to[start:end] for start, end in pairwise(ends)]

@@ -52,10 +52,10 @@ class StepRunner:
         self.eager_steps = Counter[str]()  # that no graph held, by reason
         self._graphs: StepGraphs | None = None
         self._token_bytes = pool.kv[:, :, 0, 0].nbytes  # K and V of a token in all layers
-        on_gpu = model.device.type == "cuda"
+        device, pinned = pool.kv.device, pool.kv.is_cuda
         # Two, since a step may be launched before the tokens of the one before have been read.
-        self._read = cycle([torch.empty(rows.nobody, dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)])
-        self._events = cycle([torch.cuda.Event() if on_gpu else None for _ in range(2)])  # type: ignore[no-untyped-call]
+        self._read = cycle([torch.empty(rows.nobody, dtype=torch.int64, pin_memory=pinned) for _ in range(2)])
+        self._events = cycle([_new_event(device) for _ in range(2)])
 
     def use_graphs(self, attention: Any, lazily: bool, most_tokens: int) -> None:
         """From now on replay what fits: steps of one token a request, and mixed ones of up to most_tokens.
@@ -64,10 +64,10 @@ class StepRunner:
             attention: the backend's class in graphs.
             lazily: capture a size when it is first met, and not now.
         """
-        self._in_graph, most, mixed = attention, self.rows.nobody, attention.takes_chunks
+        self._in_graph, most = attention, self.rows.nobody
         self._graphs, self._sizes = StepGraphs(self.model.device), buckets(most)
         self._mixed_sizes = [size for size in (16,) if size < most] + [most]
-        self._token_sizes = [n for n in (64, 128, 256, 512, 1024, 2048) if n <= most_tokens and mixed]
+        self._token_sizes = [n for n in (64, 128, 256, 512, 1024, 2048) if n <= most_tokens and attention.takes_chunks]
         longest = laid_out_len(max(self._token_sizes, default=0), most)
         self._laid_out = torch.zeros(longest, dtype=torch.int64, device=self.model.device)
         if not lazily:  # the largest first: the others find room in its memory
@@ -79,8 +79,6 @@ class StepRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Flight:
         """Start a step; its tokens can be had from the flight, -1 where the logits hold NaN."""
-        if batch.total_tokens == len(batch.requests):
-            batch.put_longest_first()
         by_host = batch.by_host
         filtered = any(request.filtered for request in batch.requests)
         key = None if by_host else self._key(batch, filtered)
@@ -105,6 +103,7 @@ class StepRunner:
         """Record the step of a key. Nobody is in the batch meanwhile: what it writes goes to the dummy page."""
         assert self._graphs is not None
         num_tokens = key[0]
+        self._graphs.open_pool()
         self.rows.clear()
         self._laid_out.zero_()
         self._laid_out[2 * num_tokens : 3 * num_tokens] = self.rows.nobody
@@ -155,13 +154,11 @@ class StepRunner:
         self.rows.update(batch, n)
         inputs = self.rows.decode(n) if total == n else self.rows.lay_out(batch, total, n)
         kv_lens = [start + num_tokens for _, start, num_tokens in batch]
+        inputs.page_table = inputs.page_table[:, : -(-max(kv_lens) // self.pool.page_size)]  # some copy all of it
         logits = self._logits(inputs, self.attention, batch.num_tokens, kv_lens, self.work)
-        if not by_host:
-            return self._choose(logits, inputs, filtered)
-        tokens = self._choose(adjust(logits, batch.requests), inputs, filtered)
-        each = zip(batch.requests, kv_lens, tokens.tolist(), strict=True)
-        chosen = [token if kv_len >= len(request.tokens) else -1 for request, kv_len, token in each]
-        append_logprobs(logits, batch.requests, chosen)
+        tokens = self._choose(adjust(logits, batch.requests) if by_host else logits, inputs, filtered)
+        if by_host:
+            append_logprobs(logits, batch, tokens.tolist())
         return tokens
 
     def _logits(
@@ -190,3 +187,9 @@ class StepRunner:
             return here.tolist()
 
         return wait
+
+
+def _new_event(device: torch.device) -> Any:
+    """What is recorded behind a copy, and waited for; None on a CPU, where a copy is over when it returns."""
+    new = {"cuda": torch.cuda.Event, "mps": torch.mps.event.Event}.get(device.type)
+    return new and new()

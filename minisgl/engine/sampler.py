@@ -1,29 +1,16 @@
-"""The next token of many requests at once, each by its own parameters.
+"""What sampling needs the host for: penalties and biases before the choice, log-probabilities after it.
 
-A row's choice depends on its logits, its parameters, its seed and its position, and on nothing else: not on its
-neighbours, its row or the device. So a preempted request goes on where it was. `engine.sample` says the same for one
-row, step by step.
+The choice itself is an op (`minisgl_kernels.reference.sample`). It depends on a row's logits, parameters, seed and
+position, and on nothing else: not on its neighbours, its row or the device. So a preempted request goes on where it
+was. `engine.sample` says the same for one row, step by step.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
-from minisgl_kernels import reference
 
-from minisgl.core import Request, TokenLogprobs
-
-
-def sample_rows(logits: torch.Tensor, requests: Sequence[Request], ops: Any = reference) -> list[int]:
-    """Choose a token for each row of logits [B, vocab] with ops.sample; -1 where they hold NaN.
-
-    Requests that want logprobs get them appended.
-    """
-    chosen: list[int] = ops.sample(adjust(logits, requests), *_parameters(requests, logits.device)).tolist()
-    append_logprobs(logits, requests, chosen)
-    return chosen
+from minisgl.core import Batch, Request, TokenLogprobs
 
 
 def adjust(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
@@ -62,26 +49,17 @@ def adjust(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     return logits
 
 
-def _parameters(requests: Sequence[Request], device: torch.device) -> list[torch.Tensor | None]:
-    """What ops.sample needs to know of each row besides its logits, in one copy to the device.
+def append_logprobs(logits: torch.Tensor, batch: Batch, chosen: list[int]) -> None:
+    """Logprobs of the chosen and the most probable tokens, from the model's own logits [B, vocab].
 
-    Filters that nobody asked for are None.
+    Only where a token was due: not behind an unfinished chunk, and not for NaN (-1).
     """
-    each = [request.params for request in requests]
-    packed = np.zeros((5, len(each)), dtype=np.int64)  # three rows of 64 bits, then three of 32 bits in two
-    packed[0], packed[1] = [request.seed for request in requests], [len(request.tokens) for request in requests]
-    packed[2] = [p.top_k for p in each]
-    packed[3:].view(np.float32).reshape(4, -1)[:3] = np.array([(p.temperature, p.top_p, p.min_p) for p in each]).T
-    sent = torch.from_numpy(packed).to(device)
-    seeds, positions, top_k = sent[:3].unbind()
-    temperature, top_p, min_p, _ = sent[3:].view(torch.float32).view(4, -1).unbind()
-    filtered = any(p.top_k or p.top_p < 1 or p.min_p for p in each)
-    return [temperature, seeds, positions, *((top_k, top_p, min_p) if filtered else (None, None, None))]
-
-
-def append_logprobs(logits: torch.Tensor, requests: Sequence[Request], chosen: list[int]) -> None:
-    """Logprobs of the chosen and the most probable tokens, from the model's own logits [B, vocab]."""
-    asking = [i for i, request in enumerate(requests) if request.params.logprobs is not None and chosen[i] >= 0]
+    requests = batch.requests
+    asking = [
+        i
+        for i, (request, start, n) in enumerate(batch)
+        if request.params.logprobs is not None and chosen[i] >= 0 and start + n >= len(request.tokens)
+    ]
     if not asking:
         return
     logprobs = logits[asking].float().log_softmax(dim=-1)

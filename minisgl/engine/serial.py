@@ -6,6 +6,7 @@ from dataclasses import replace
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, Request, SamplingParams
 from minisgl.engine.engine import Engine
+from minisgl.engine.runner import Flight
 from minisgl.kvcache.mha_pool import MHAPool
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.simple import cached_generate, naive_generate
@@ -32,16 +33,17 @@ class SerialEngine(Engine):
             refusal = refusal or f"the engine of chapters 1 and 2 has no {unknown[0]}: choose kv_cache paged"
         super().add(request, refusal)
 
-    def forward(self, batch: Batch) -> list[int]:
-        """The loop's next token; -1 where the logits hold NaN."""
+    def launch(self, batch: Batch) -> Flight:
+        """The loop's next token, which is there when this returns; -1 where the logits hold NaN."""
         [request] = batch.requests
         if request.id != self._current:
             params = replace(request.params, seed=request.seed)
             self._tokens, self._current = self._loop(self.model, list(request.tokens), params, self.work), request.id
         try:
-            return [next(self._tokens)]
+            tokens = [next(self._tokens)]
         except FloatingPointError:
-            return [-1]
+            tokens = [-1]
+        return Flight(batch, lambda: tokens)
 
     def _new_pool(self, page_size: int, context: int, reserve: int) -> MHAPool:
         """One page that no memory stands behind: the loop keeps K and V itself, or nothing."""

@@ -9,7 +9,7 @@ from bisect import insort
 from collections.abc import Sequence
 from math import ceil
 
-from minisgl.config import EngineConfig
+from minisgl.config import BATCH_TOKENS, EngineConfig
 from minisgl.core import Batch, FinishReason, Request, WorkCounts
 from minisgl.kvcache.cache_manager import CacheManager
 from minisgl.scheduler.policy import ORDERS, coming, rank, seen
@@ -82,7 +82,7 @@ class Scheduler:
         is retired; with overlap, a token that a step in flight will bring counts as known.
         """
         batch = Batch(moved=self._moved)
-        self._budget = self.config.max_batch_tokens or 2048
+        self._budget = self.config.max_batch_tokens or BATCH_TOKENS
         self._compose(batch)
         if not batch.requests:
             return None

@@ -24,18 +24,18 @@ def llm(tiny_folder):
 @pytest.fixture
 def overlaps(llm, monkeypatch):
     """Notes every step that begins before another has ended; steps are made slow enough to meet."""
-    running, seen, forward = threading.Lock(), [], llm.engine.forward
+    running, seen, launch = threading.Lock(), [], llm.engine.launch
 
-    def slow_forward(batch):
+    def slow_launch(batch):
         if not running.acquire(blocking=False):
             seen.append(batch)
-            return forward(batch)
-        tokens = forward(batch)
+            return launch(batch)
+        flight = launch(batch)
         time.sleep(0.002)
         running.release()
-        return tokens
+        return flight
 
-    monkeypatch.setattr(llm.engine, "forward", slow_forward)
+    monkeypatch.setattr(llm.engine, "launch", slow_launch)
     return seen
 
 
@@ -102,16 +102,16 @@ def test_a_cancelled_stream_aborts_its_request_and_not_the_others(llm, overlaps)
 
 
 def test_a_stream_that_is_cancelled_twice_still_waits_for_its_step(llm, overlaps, monkeypatch):
-    begun, go, forward = threading.Event(), threading.Event(), llm.engine.forward
+    begun, go, launch = threading.Event(), threading.Event(), llm.engine.launch
     inside, most = [], []
 
-    def held_forward(batch):
+    def held_launch(batch):
         inside.append(batch)
         most.append(len(inside))
         begun.set()
         go.wait()
         inside.remove(batch)
-        return forward(batch)
+        return launch(batch)
 
     async def scenario():
         task = asyncio.create_task(collect(llm, "one"))
@@ -125,7 +125,7 @@ def test_a_stream_that_is_cancelled_twice_still_waits_for_its_step(llm, overlaps
         await asyncio.wait([task])
         return await other
 
-    monkeypatch.setattr(llm.engine, "forward", held_forward)
+    monkeypatch.setattr(llm.engine, "launch", held_launch)
     _, completion = asyncio.run(scenario())
     assert completion.finish_reason == "length"
     assert (max(most), overlaps) == (1, [])
@@ -167,14 +167,14 @@ def test_abort_while_a_step_runs_ends_the_stream_with_abort(llm, overlaps):
 
 
 def test_an_abort_waits_for_the_step_that_runs(llm, monkeypatch):
-    forward, seen = llm.engine.forward, []
+    launch, seen = llm.engine.launch, []
 
     def abort_inside(batch):
         llm.abort(batch.requests[0].id)  # as from the event loop, while this runs in its thread
         seen.append(batch.requests[0].finish_reason)
-        return forward(batch)
+        return launch(batch)
 
-    monkeypatch.setattr(llm.engine, "forward", abort_inside)
+    monkeypatch.setattr(llm.engine, "launch", abort_inside)
     _, completion = asyncio.run(collect(llm, "one"))
     assert (seen, completion.finish_reason) == ([None], "abort")
 
@@ -209,7 +209,7 @@ def test_a_step_that_fails_reaches_whoever_runs_it(llm, monkeypatch):
         raise MemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine, "forward", out_of_memory)
+        patch.setattr(llm.engine, "launch", out_of_memory)
         with pytest.raises(MemoryError):
             asyncio.run(collect(llm, "one"))
     assert asyncio.run(collect(llm, "one"))[1].finish_reason == "length"

@@ -151,7 +151,7 @@ class ReferenceAttention(InPlaceAttention):
 def one_step(model, attention):
     """Prefill PROMPTS in one step: logits [4, vocab], the engine after it."""
     engine = engine_on(model, attention="torch", kernels="torch")
-    engine.attention = attention
+    engine.runner.attention = attention
     logits = []
     hook = model.register_forward_hook(lambda _, __, out: logits.append(out.cpu()))
     for i, prompt in enumerate(PROMPTS):
@@ -201,12 +201,29 @@ def test_every_backend_counts_the_same_bytes_for_one_sequence(model, name):
     assert work[0].kv_bytes_read > 0
 
 
-def test_the_work_counts_of_a_backend_may_be_left_out(model):
-    engine = engine_on(twin(model, "torch", Attention), "torch", "torch")
-    engine.add(request(0, PROMPTS[0]))
-    rows = engine.arrays.fill(engine.scheduler.plan())[-1]
+def arguments_of_attention(model):
+    """What a step's attention is made from, by name."""
+    given = {}
 
-    assert ReferenceAttention(engine.pool, rows).work == WorkCounts()
+    def noted(pool, rows, work):
+        given.update(pool=pool, rows=rows, work=work)
+        return ReferenceAttention(pool, rows, work)
+
+    one_step(twin(model, "torch", Attention), noted)
+    return given
+
+
+def test_the_work_counts_of_a_backend_may_be_left_out(model):
+    given = arguments_of_attention(model)
+
+    assert ReferenceAttention(given["pool"], given["rows"]).work == WorkCounts()
+
+
+def test_page_tables_are_as_wide_as_the_longest_sequence_of_the_step_needs(model):
+    given = arguments_of_attention(model)
+
+    assert max(given["rows"].kv_lens) == 21
+    assert given["rows"].page_table.shape == (4, 6)
 
 
 # The flash-attn package, whose place a stand-in takes.
@@ -242,7 +259,7 @@ def stand_in_for_flash_attn(monkeypatch):
 def test_flash_attn_gets_what_it_wants_as_a_stand_in_for_it_sees(model, stand_in_for_flash_attn):
     copy = twin(model, "torch", FusedAttention, device=CPU)
     engine = engine_on(copy, "torch", "torch", page_size=256, kv_pages=9, max_batch_tokens=16)
-    engine.attention = backend("flash_attn")
+    engine.runner.attention = backend("flash_attn")
     requests = serve(engine, *(request(i, p, max_tokens=4) for i, p in enumerate(PROMPTS)))
 
     assert [r.output for r in requests] == [greedy(model, p, 4) for p in PROMPTS]

@@ -152,7 +152,7 @@ def test_an_interrupted_step_loses_nothing(model, error, monkeypatch):
 
     for _ in range(6):
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "model", interrupted)
+            patch.setattr(engine.runner, "model", interrupted)
             with pytest.raises(error):
                 engine.step()
         engine.pool.kv[:, :, engine.pages._free] = float("nan")
@@ -169,7 +169,7 @@ def test_an_abort_after_an_interrupted_step_gives_everything_back_and_caches_no_
     engine.pool.kv[:, :, 1:] = float("nan")
     engine.add(r := request(0, PROMPTS[0]))
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "model", lambda batch: 1 / 0)
+        patch.setattr(engine.runner, "model", lambda batch: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.step()
     engine.abort(0)

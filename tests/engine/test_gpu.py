@@ -10,13 +10,13 @@ from minisgl import LLM, EngineConfig, SamplingParams
 from minisgl.attention import backend
 from minisgl.core import WorkCounts
 from minisgl.engine.engine import Engine
+from minisgl.engine.graph import StepGraphs
 from minisgl.engine.rows import Mailbox
-from minisgl.engine.sampler import sample_rows
 from minisgl.layers.attention import Attention, FusedAttention
 from minisgl.models.register import build_model
 from minisgl.models.weight import load_weights
 from minisgl.simple import Recompute, cached_generate, naive_generate, step
-from tests.helpers import check_whole, hf_state, request, serve, tiny_model
+from tests.helpers import check_whole, hf_state, request, sample_rows, serve, tiny_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -135,6 +135,24 @@ def test_a_16_bit_batch_runs_to_its_end(dtype):
     requests = serve(engine, *(request(i, PROMPT[i:], max_tokens=20) for i in range(4)))
 
     assert [(r.finish_reason, len(r.output)) for r in requests] == [("length", 20)] * 4
+
+
+def test_after_a_first_capture_that_failed_another_may_follow():
+    graphs, x, runs = StepGraphs(torch.device("cuda")), torch.ones(3, device="cuda"), []
+
+    def fails_when_it_is_recorded():
+        runs.append(len(runs))
+        if len(runs) == 2:
+            raise MemoryError
+        return x + 1
+
+    with pytest.raises(MemoryError):
+        graphs.capture("first", fails_when_it_is_recorded)
+    graphs.open_pool()
+    graphs.capture("second", lambda: x + 1)
+    x.fill_(4)
+
+    assert graphs.replay("second").tolist() == [5, 5, 5]
 
 
 def test_rows_are_sampled_as_on_the_cpu():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import pytest
 import torch
@@ -275,3 +276,26 @@ def test_steps_are_replayed_by_their_key():
 def test_a_step_that_was_never_captured_cannot_be_replayed():
     with pytest.raises(KeyError):
         StepGraphs(CPU).replay(1)
+
+
+def test_after_a_first_capture_that_failed_the_next_has_a_new_pool_and_later_ones_share_it(monkeypatch):
+    """The memory of a pool is gone with the last graph that was to use it; a handle of it is good for nothing."""
+    handles, asked = iter(range(9)), []
+
+    class Graph:
+        def warm_up(self, step):
+            pass
+
+        def capture(self, step):
+            return step()
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr("minisgl.engine.graph.new_graph", lambda _, pool: asked.append(pool) or Graph())
+    graphs = StepGraphs(torch.device("cuda"))
+    for step in (lambda: 1 / 0, lambda: 1, lambda: 2):
+        graphs.open_pool()
+        with suppress(ZeroDivisionError):
+            graphs.capture(step, step)
+
+    assert len(graphs) == 2
+    assert asked[0] != asked[1] == asked[2]

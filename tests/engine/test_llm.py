@@ -175,15 +175,15 @@ def test_an_aborted_request_ends_with_what_it_has(llm):
 
 def test_a_ctrl_c_in_generate_leaves_an_engine_that_goes_on(tiny_folder, monkeypatch):
     with new_llm(tiny_folder) as llm:
-        forward, calls = llm.engine.forward, []
+        launch, calls = llm.engine.launch, []
 
         def interrupted(batch):
             calls.append(batch)
             if len(calls) == 5:
                 raise KeyboardInterrupt
-            return forward(batch)
+            return launch(batch)
 
-        monkeypatch.setattr(llm.engine, "forward", interrupted)
+        monkeypatch.setattr(llm.engine, "launch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["one", "two"], LONG)
         again = [c.text for c in llm.generate(["one", "two"], LONG)]

@@ -20,14 +20,13 @@ from hypothesis import strategies as st
 from minisgl.core import Batch, Request, SamplingParams, WorkCounts
 from minisgl.engine.engine import Engine
 from minisgl.engine.runner import Flight
-from minisgl.engine.sampler import sample_rows
 from minisgl.layers.attention import FusedAttention
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.models.register import build_model
 from minisgl.models.weight import load_weights
 from minisgl.simple import Recompute, naive_generate, step
 from tests.engine.scenarios import FRESH, Scenario, expected, pairwise, scenario, scenarios
-from tests.helpers import check_pool, check_whole, hf_state, request, tiny_model
+from tests.helpers import check_pool, check_whole, hf_state, request, sample_rows, tiny_model
 
 LONGEST = 12
 CLEAR = 1e-3  # fp32 sums in another order move the tiny model's logits by 2e-5

@@ -168,6 +168,15 @@ def test_a_newcomer_in_a_used_row_brings_its_parameters_and_its_pages():
     assert run.rows.seeds[0] == second.seed
 
 
+def test_a_device_without_fp64_keeps_the_parameters_in_fp32(monkeypatch):
+    monkeypatch.setattr("minisgl.engine.rows._has_fp64", lambda device: False)
+    run = Run(*(drawn(i, 2 + i, max_tokens=5) for i in range(6)), page_size=16)
+    while run.scheduler.has_work:
+        run.step()  # which checks them
+
+    assert {each.dtype for each in (run.rows.temperature, run.rows.top_p, run.rows.min_p)} == {torch.float32}
+
+
 def test_a_preempted_request_comes_back_to_its_old_row_with_its_tokens():
     run = Run(r := drawn(0, 6, max_tokens=9), page_size=4)
     run.step()

@@ -13,10 +13,10 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from minisgl.core import Request, SamplingParams
+from minisgl.core import Batch, Request, SamplingParams
 from minisgl.engine.sample import sampling_probs
-from minisgl.engine.sampler import adjust, sample_rows
-from tests.helpers import request
+from minisgl.engine.sampler import adjust, append_logprobs
+from tests.helpers import request, sample_rows
 
 VOCAB = 37
 FILTERS = [
@@ -164,7 +164,7 @@ def test_filters_that_no_row_asks_for_are_left_out():
     ops = Recorder()
     sample_rows(logits_of(2), [sampled(0), sampled(1, temperature=0.0)], ops)
 
-    assert ops.calls[0][4:] == (None, None, None)
+    assert len(ops.calls[0]) == 4
 
 
 def test_logits_that_no_row_adjusts_reach_the_op_as_they_are():
@@ -300,3 +300,10 @@ def test_nan_gives_no_token_and_no_logprobs_and_does_not_touch_its_neighbours():
     assert tokens[1] == -1
     assert [len(r.logprobs) for r in rows] == [1, 0, 1]
     assert [tokens[0], tokens[2]] == sample_rows(logits[[0, 2]], [alone[0], alone[2]])
+
+
+def test_behind_an_unfinished_chunk_there_are_no_logprobs():
+    reading, other = sampled(0, tokens=[1] * 9, logprobs=1), sampled(1, logprobs=1)
+    append_logprobs(logits_of(2), Batch([reading, other], [0, 2], [4, 1]), [5, 6])
+
+    assert (reading.logprobs, [each.token_id for each in other.logprobs]) == ([], [6])

@@ -11,6 +11,7 @@ import pytest
 
 from minisgl import LLM, EngineConfig, SamplingParams
 from minisgl.engine.engine import Engine
+from minisgl.engine.runner import Flight
 from minisgl.simple import naive_generate
 from minisgl.tokenizer.detokenizer import IncrementalDetokenizer
 from tests.helpers import check_pool, check_whole, fake_forward, request, scheduler_with, serve, tiny_model
@@ -45,12 +46,10 @@ def spell(llm, monkeypatch, text):
     ids = [*llm.tokenizer(text, add_special_tokens=False)["input_ids"]]
 
     def say(batch):
-        tokens = []
-        for r, start, n in zip(batch.requests, batch.starts, batch.num_tokens, strict=True):
-            tokens.append(ids[len(r.output) % len(ids)] if start + n == len(r.tokens) else -1)
-        return tokens
+        tokens = [ids[len(r.output) % len(ids)] if start + n == len(r.tokens) else -1 for r, start, n in batch]
+        return Flight(batch, lambda: tokens)
 
-    monkeypatch.setattr(llm.engine, "forward", say)
+    monkeypatch.setattr(llm.engine, "launch", say)
 
 
 # Pages and prefixes
@@ -273,7 +272,7 @@ def test_each_of_several_eos_ids_ends_an_answer(llm, monkeypatch, eos):
 
 def test_nan_logits_end_the_request_with_an_error_instead_of_token_0_for_ever(model, monkeypatch):
     engine = Engine(model, EngineConfig(kv_pages=40))
-    whole = engine.model
+    whole = engine.runner.model
 
     def half_nan(batch):
         logits = whole(batch)
@@ -282,9 +281,9 @@ def test_nan_logits_end_the_request_with_an_error_instead_of_token_0_for_ever(mo
 
     engine.add(bad := request(0, PROMPT))
     engine.add(good := request(1, PROMPT[::-1], max_tokens=2))
-    monkeypatch.setattr(engine, "model", half_nan)
+    monkeypatch.setattr(engine.runner, "model", half_nan)
     engine.step()
-    monkeypatch.setattr(engine, "model", whole)
+    monkeypatch.setattr(engine.runner, "model", whole)
     serve(engine)
 
     assert (bad.finish_reason, bad.output) == ("error", [])

@@ -121,14 +121,14 @@ def paged_attention(
         if not available():
             raise RuntimeError(f"there is no C++ attention here: {why_unavailable()}")
         raise ValueError(f"no C++ attention for q of {q.dtype} and K of {keys.dtype}")
-    (tokens, heads, head_dim), (_, kv_heads, key_dim), (batch, pages) = q.shape, keys.shape, page_table.shape
+    (tokens, heads, head_dim), (_, kv_heads, key_dim), batch = q.shape, keys.shape, len(page_table)
     if key_dim != head_dim or heads % kv_heads or values.shape != keys.shape or values.dtype != keys.dtype:
         raise ValueError(f"q {list(q.shape)}, K {list(keys.shape)} and V {list(values.shape)} do not fit")
     if kv_lens.shape != (batch,) or query_starts.shape != (batch + 1,):
         raise ValueError(f"{batch} rows of pages need as many kv_lens and one more query_starts")
     for tensor in (page_table, kv_lens, query_starts):
-        if tensor.dtype != torch.int64 or not tensor.is_contiguous():
-            raise ValueError("page_table, kv_lens and query_starts must be int64 and contiguous")
+        if tensor.dtype != torch.int64 or tensor.stride(-1) != 1:
+            raise ValueError("page_table, kv_lens and query_starts must be int64, their last dimension contiguous")
     (key_slot, key_head, key_element), (value_slot, value_head, value_element) = keys.stride(), values.stride()
     if key_element != 1 or value_element != 1:
         raise ValueError("K and V must be contiguous in head_dim")
@@ -137,8 +137,8 @@ def paged_attention(
         q, q_stride = q.contiguous(), heads * head_dim
     out = q.new_empty(tokens, heads, head_dim)
     addresses = [tensor.data_ptr() for tensor in (q, keys, values, page_table, kv_lens, query_starts, out)]
-    sizes = (batch, heads, kv_heads, head_dim, pages, page_size, q_stride, key_slot, key_head, value_slot, value_head)
-    kernel(*addresses, *sizes, scale, torch.get_num_threads())
+    sizes = (batch, heads, kv_heads, head_dim, page_table.stride(0), page_size, q_stride)
+    kernel(*addresses, *sizes, key_slot, key_head, value_slot, value_head, scale, torch.get_num_threads())
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -58,6 +59,15 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
         num_warps=4, **overlap(silu_and_mul_kernel, flat.device),
     )  # fmt: skip
     return out
+
+
+def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """See `reference.linear_silu_mul`: torch's product, then the gate. `decode_ops` has both in one kernel.
+
+    Raises:
+        ValueError: as `silu_and_mul`.
+    """
+    return silu_and_mul(F.linear(x, weight, bias))
 
 
 _TYPES = {"gate_up": "*", "out": "*", "gate_up_stride": "i32/16", "rows": "i32"}

@@ -7,6 +7,7 @@ the GPU reads: the launch is the same for all lengths, and so can be captured in
 """
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -86,15 +87,32 @@ def decode_kernel(
         HEAD_DIM, PAGE_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
 
+    used = tl.cdiv(length - begin, split_len)
+    store_result(
+        largest, total, acc, out, partials, log_sums, arrivals, row, sequence, kv_head, split, used,
+        GROUP, HEAD_DIM, NUM_SPLITS, BLOCK_M, BLOCK_D,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_result(
+    largest, total, acc, out, partials, log_sums, arrivals, row, sequence, kv_head, split, used,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Write what came of a split: to out, or as one of `used` partial results, which the last to come combines.
+
+    Row m of the tile is the group's query head m, for m < GROUP; in out they are those of row `row`.
+    """
+    members, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    is_q = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     result = acc / total[:, None]
-    at = row * tl.num_programs(0) * GROUP + heads  # of the query heads among all rows of the output
+    at = row * tl.num_programs(0) * GROUP + kv_head * GROUP + members  # among the query heads of all rows of the output
     if NUM_SPLITS == 1:
         tl.store(out + at[:, None] * HEAD_DIM + dims[None, :], result.to(out.dtype.element_ty), mask=is_q)
     else:
         place = at * NUM_SPLITS + split
         tl.store(partials + place[:, None] * HEAD_DIM + dims[None, :], result, mask=is_q)
         tl.store(log_sums + place, largest + tl.log2(total), mask=members < GROUP)
-        used = tl.cdiv(length - begin, split_len)
         if is_last(arrivals + sequence * tl.num_programs(0) + kv_head, used):
             first_head = (row * tl.num_programs(0) + kv_head) * GROUP
             combine(partials, log_sums, out, first_head, used, GROUP, HEAD_DIM, NUM_SPLITS, BLOCK_D)
@@ -166,26 +184,41 @@ def paged_decode(
         RuntimeError: the first call that splits sequences is captured in a CUDA graph.
     """
     check_paged("paged_decode", q, keys, values)
-    (_, heads, head_dim), kv_heads, batch = q.shape, keys.shape[1], len(kv_lens)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    row_bytes = triton.next_power_of_2(head_dim) * q.element_size()
-    num_splits, block_n, num_warps, num_stages = launch_for(batch * kv_heads, row_bytes)
-    if is_small(q.device):
-        block_n = max(16, block_n // 2)
-    partials, log_sums, arrivals = out, out, out  # not touched without splits
-    if num_splits > 1:
-        partials = torch.empty(*q.shape[:2], num_splits, head_dim, dtype=torch.float32, device=q.device)
-        log_sums = torch.empty(*q.shape[:2], num_splits, dtype=torch.float32, device=q.device)
-        arrivals = _arrivals(q.device)
-    decode_kernel[(kv_heads, batch, num_splits)](
-        q, keys, values, out, partials, log_sums, arrivals, page_table, kv_lens, query_starts, scale * LOG2_E,
+    grid, scratch, constants = plan(out, keys, len(kv_lens))
+    decode_kernel[grid](
+        q, keys, values, out, *scratch, page_table, kv_lens, query_starts, scale * LOG2_E,
         page_table.stride(0), *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
-        GROUP=heads // kv_heads, HEAD_DIM=head_dim, PAGE_SIZE=page_size, WINDOW=window, NUM_SPLITS=num_splits,
-        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads)), BLOCK_N=block_n,
-        BLOCK_D=triton.next_power_of_2(head_dim), PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=num_warps, num_stages=num_stages, **overlap(decode_kernel, q.device),
+        PAGE_SIZE=page_size, WINDOW=window, **constants, **overlap(decode_kernel, q.device),
     )  # fmt: skip
     return out
+
+
+def plan(
+    out: torch.Tensor, keys: torch.Tensor, batch: int
+) -> tuple[tuple[int, int, int], tuple[torch.Tensor, ...], dict[str, Any]]:
+    """How a decode of so many sequences is launched, whose result is out [T, heads, head_dim].
+
+    Returns:
+        The grid; partials, log_sums and arrivals; constants of the shape and of the launch.
+    """
+    (tokens, heads, head_dim), kv_heads = out.shape, keys.shape[1]
+    row_bytes = triton.next_power_of_2(head_dim) * out.element_size()
+    num_splits, block_n, num_warps, num_stages = launch_for(batch * kv_heads, row_bytes)
+    if is_small(out.device):
+        block_n = max(16, block_n // 2)
+    scratch = (out, out, out)  # not touched without splits
+    if num_splits > 1:
+        partials = torch.empty(tokens, heads, num_splits, head_dim, dtype=torch.float32, device=out.device)
+        log_sums = torch.empty(tokens, heads, num_splits, dtype=torch.float32, device=out.device)
+        scratch = (partials, log_sums, _arrivals(out.device))
+    constants = {
+        "GROUP": heads // kv_heads, "HEAD_DIM": head_dim, "NUM_SPLITS": num_splits,
+        "BLOCK_M": max(16, triton.next_power_of_2(heads // kv_heads)), "BLOCK_N": block_n,
+        "BLOCK_D": triton.next_power_of_2(head_dim), "PRECISION": "ieee" if out.dtype == torch.float32 else "tf32",
+        "num_warps": num_warps, "num_stages": num_stages,
+    }  # fmt: skip
+    return (kv_heads, batch, num_splits), scratch, constants
 
 
 def check_paged(op: str, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -9,8 +9,6 @@ Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchroni
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,29 +16,13 @@ import torch
 import triton
 import triton.language as tl
 
-_enabled = True
-
-
-def enable(on: bool = True) -> None:
-    """Switch it on or off for the launches that follow, and for those that a graph captures from now on."""
-    global _enabled
-    _enabled = on
-
-
-@contextmanager
-def enabled(on: bool = True) -> Iterator[None]:
-    """Within, launches overlap with those before them where the GPU can; or do not, whatever holds outside."""
-    before = _enabled
-    enable(on)
-    try:
-        yield
-    finally:
-        enable(before)
+from minisgl_kernels.launches import may_overlap
 
 
 def overlap(kernel: Any, device: torch.device) -> dict[str, bool]:
-    """What a launch of this kernel adds to its arguments: nothing where it is off, or where the kernel never waits."""
-    return {"PDL": True, "launch_pdl": True} if _enabled and _can_overlap(device) and _waits(kernel) else {}
+    """What a launch of this kernel adds to its arguments: nothing where launches may not overlap (minisgl_kernels.
+    launches), where the GPU cannot, or where the kernel never waits."""
+    return {"PDL": True, "launch_pdl": True} if may_overlap() and _can_overlap(device) and _waits(kernel) else {}
 
 
 @cache

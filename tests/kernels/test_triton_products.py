@@ -16,11 +16,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import minisgl_kernels
 import triton
 from minisgl_kernels import reference
-from minisgl_kernels import triton as ops
+from minisgl_kernels.launches import overlapping
+from minisgl_kernels.triton import decode_ops as ops
 from minisgl_kernels.triton import pdl, skinny
 from minisgl_kernels.triton.gemv import Rows, gemv
-from minisgl_kernels.triton.linear import MOST_TOKENS, kernel_for, rows_for, tile_for
 from minisgl_kernels.triton.norm import rms_norm_kernel
+from minisgl_kernels.triton.products import MOST_TOKENS, kernel_for, rows_for, tile_for
 from minisgl_kernels.triton.qkv import apply_rope_kernel
 from minisgl_kernels.triton.skinny import Tile, product
 
@@ -213,9 +214,9 @@ def test_kernels_overlap_only_within_the_block_that_says_so(monkeypatch):
     monkeypatch.setattr(pdl, "_waits", lambda kernel: True)
     before = pdl.overlap(rms_norm_kernel, DEVICE)
 
-    with pdl.enabled():
+    with overlapping():
         assert pdl.overlap(rms_norm_kernel, DEVICE) == {"PDL": True, "launch_pdl": True}
-        with pdl.enabled(False):
+        with overlapping(False):
             assert pdl.overlap(rms_norm_kernel, DEVICE) == {}
     assert pdl.overlap(rms_norm_kernel, DEVICE) == before
 
@@ -225,7 +226,7 @@ def test_a_kernel_that_never_waits_is_not_let_in_early(gpu):
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs sm_90")
 
-    with pdl.enabled():
+    with overlapping():
         assert pdl.overlap(rms_norm_kernel, DEVICE)
         assert not pdl.overlap(apply_rope_kernel, DEVICE)
 
@@ -261,7 +262,7 @@ def test_a_graph_of_overlapping_kernels_gives_the_bits_of_one_after_another(toke
         return ops.add_rms_norm(y, residual, norm_weight, EPS)[0]
 
     def replayed(on):
-        with pdl.enabled(on):
+        with overlapping(on):
             decode()
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
