@@ -34,8 +34,8 @@ class EngineConfig:
         attention: over the pages: torch copies them together; cpp (on a CPU), triton, cuda and flash_attn (on a GPU)
             read them in place; auto is triton on a GPU and cpp on a CPU, where they run.
         kernels: the layers' other ops, and sampling: torch; cpp (on a CPU); triton (on a GPU), which fuses them; auto.
-        decode_kernels: with Triton, kernels for steps of few tokens: products that read each weight once, the gate in
-            one with its product, and all of attention behind the qkv projection in one; auto or off.
+        decode_kernels: with Triton, products for steps of few tokens that read each weight once, and the gate in one
+            with its product; auto or off.
         longest_first: order the requests of a decode step by length, so that no long one is worked on last.
         pdl: with Triton, let each kernel in while the one before still runs, from sm_90 on; auto or off.
         graphs: replay steps from CUDA graphs; on captures all sizes at the start, lazy each when it is first met; auto
@@ -72,7 +72,7 @@ class EngineConfig:
     longest_first: bool = True
     pdl: Literal["auto", "off"] = "auto"
     graphs: Literal["auto", "off", "lazy", "on"] = "auto"
-    graph_tokens: int = 512
+    graph_tokens: int = 8192
     overlap: Literal["auto", "off", "on"] = "auto"
     trace: str | None = None
     random_weights: bool = False

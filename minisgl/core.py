@@ -214,24 +214,6 @@ class InPlaceBackend(AttentionBackend, Protocol):
         ...
 
 
-class OneKernelBackend(AttentionBackend, Protocol):
-    """A backend that does all that stands between the two projections, and so may do it in one kernel."""
-
-    def attend_heads(
-        self, heads: torch.Tensor, norms: tuple[Any, Any, float], rope: tuple[torch.Tensor, torch.Tensor], layer: int
-    ) -> torch.Tensor:
-        """From heads [T, heads + 2 · kv_heads, head_dim] of q, k and v, not yet normalised nor rotated, to the result.
-
-        Args:
-            norms: the weights of q's norm and of k's, [head_dim] or None, and their eps.
-            rope: the batch's cosines and sines [T, head_dim / 2].
-
-        Returns:
-            [T, heads, head_dim].
-        """
-        ...
-
-
 @dataclass
 class ForwardBatch:
     """One step as the layers see it: T tokens in a row, and what they attend to."""

@@ -25,7 +25,7 @@ from minisgl.config import EngineConfig
 from minisgl.core import FinishReason, Request, SamplingParams, TokenLogprobs
 from minisgl.engine.engine import Engine
 from minisgl.engine.serial import SerialEngine
-from minisgl.layers.attention import Attention, FusedAttention, OneKernelAttention
+from minisgl.layers.attention import Attention, FusedAttention
 from minisgl.models.config import ModelConfig
 from minisgl.models.register import build_model
 from minisgl.models.weight import iter_weights, load_weights, random_weights
@@ -118,11 +118,10 @@ class LLM:
         model_config = ModelConfig.from_folder(self.path)
         dtype = _dtype(self.config.dtype, model_config.dtype, self.device)
         kernels, attention = (ops.choose(c, self.device, dtype) for c in (self.config.kernels, self.config.attention))
-        decode_kernels = self.config.decode_kernels == "auto"
-        layer: type[Attention] = Attention
-        if kernels == "triton" and self.config.kv_cache == "paged" and issubclass(backend(attention), InPlaceAttention):
-            layer = OneKernelAttention if decode_kernels and attention == "triton" else FusedAttention
-        self.model = build_model(model_config, ops.implementation(kernels, decode_kernels), layer)
+        in_place = self.config.kv_cache == "paged" and issubclass(backend(attention), InPlaceAttention)
+        layer = FusedAttention if kernels == "triton" and in_place else Attention
+        implementation = ops.implementation(kernels, self.config.decode_kernels == "auto")
+        self.model = build_model(model_config, implementation, layer)
         if self.config.random_weights:
             random_weights(self.model, self.config.weight_seed, self.device, dtype)
         else:

@@ -172,34 +172,6 @@ def paged_attention(
     return out
 
 
-def qkv_decode(
-    qkv: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    slots: torch.Tensor,
-    page_table: torch.Tensor,
-    page_size: int,
-    kv_lens: torch.Tensor,
-    scale: float,
-    window: int = 0,
-) -> torch.Tensor:
-    """Attention from the qkv projection on, for one token of each sequence: qk_norm_rope_store, then paged_attention.
-
-    Arguments are theirs; row i of qkv is the last token of sequence i, whose K and V then stand at slots[i].
-
-    Returns:
-        [T, heads, head_dim].
-    """
-    q = qk_norm_rope_store(qkv, q_weight, k_weight, eps, cos, sin, keys, values, slots)
-    query_starts = torch.arange(len(kv_lens) + 1, device=kv_lens.device)
-    return paged_attention(q, keys, values, page_table, page_size, kv_lens, query_starts, scale, window)
-
-
 def decode_rows(
     order: torch.Tensor,
     page_tables: torch.Tensor,

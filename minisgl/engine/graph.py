@@ -23,6 +23,12 @@ def buckets(most: int) -> list[int]:
     return [size for size in [*fine, *coarse] if size < most] + [most]
 
 
+def token_buckets(most: int) -> list[int]:
+    """Sizes to pad the tokens of a step with prompts to, up to `most`: closer where a padded token costs more than a
+    launch from the host."""
+    return [n for n in (64, 128, 256, *(n << i for i in range(16) for n in (512, 768))) if n <= most]
+
+
 def bucket_for(n: int, sizes: Sequence[int]) -> int:
     """The smallest of the rising sizes that holds n; 0 if none does."""
     i = bisect_left(sizes, n)

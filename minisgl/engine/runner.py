@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from minisgl.core import Batch, ForwardBatch, PagedRows, WorkCounts
-from minisgl.engine.graph import StepGraphs, bucket_for, buckets
+from minisgl.engine.graph import StepGraphs, bucket_for, buckets, token_buckets
 from minisgl.engine.rows import DeviceRows, StepInputs, laid_out_len
 from minisgl.engine.sampler import adjust, append_logprobs
 from minisgl.kvcache.mha_pool import MHAPool
@@ -67,7 +67,7 @@ class StepRunner:
         self._in_graph, most = attention, self.rows.nobody
         self._graphs, self._sizes = StepGraphs(self.model.device), buckets(most)
         self._mixed_sizes = [size for size in (16,) if size < most] + [most]
-        self._token_sizes = [n for n in (64, 128, 256, 512, 1024, 2048) if n <= most_tokens and attention.takes_chunks]
+        self._token_sizes = token_buckets(most_tokens) if attention.takes_chunks else []
         longest = laid_out_len(max(self._token_sizes, default=0), most)
         self._laid_out = torch.zeros(longest, dtype=torch.int64, device=self.model.device)
         if not lazily:  # the largest first: the others find room in its memory

@@ -6,7 +6,7 @@ import torch
 from minisgl_kernels import reference
 from torch import nn
 
-from minisgl.core import ForwardBatch, InPlaceBackend, OneKernelBackend
+from minisgl.core import ForwardBatch, InPlaceBackend
 from minisgl.layers.linear import Linear, MergedLinear
 from minisgl.layers.norm import RMSNorm
 
@@ -64,21 +64,8 @@ class FusedAttention(Attention):
         self, heads: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch
     ) -> torch.Tensor:
         backend = cast(InPlaceBackend, batch.attention)
-        q = self.ops.qk_norm_rope_store(heads, *_norms(self), *rope, *backend.destination(self.layer))
+        norms: tuple[Any, Any, float] = (None, None, 0.0)
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        q = self.ops.qk_norm_rope_store(heads, *norms, *rope, *backend.destination(self.layer))
         return backend.attend(q, self.layer)
-
-
-class OneKernelAttention(Attention):
-    """The same, with all of it left to the backend: in a step of one token a sequence, one kernel does it."""
-
-    def _attend(
-        self, heads: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch
-    ) -> torch.Tensor:
-        return cast(OneKernelBackend, batch.attention).attend_heads(heads, _norms(self), rope, self.layer)
-
-
-def _norms(layer: Attention) -> tuple[Any, Any, float]:
-    """What ops take of the norms: the weights of q's and k's, and eps."""
-    if layer.q_norm is None or layer.k_norm is None:
-        return None, None, 0.0
-    return layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps

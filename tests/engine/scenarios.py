@@ -27,6 +27,8 @@ SWITCHES: dict[str, Sequence[Any]] = {
     "max_running_requests": (1, 3, 8),
     "graphs": ("off", "lazy"),
     "overlap": ("off", "on"),
+    "longest_first": (False, True),
+    "pdl": ("off", "auto"),
 }
 
 

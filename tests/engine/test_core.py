@@ -98,6 +98,15 @@ def test_the_first_chapters_run_the_ops_that_their_readers_write():
         assert (config.attention, config.kernels) == ("torch", "torch")
 
 
+def test_what_chapter_8_brings_is_off_before():
+    switches = ("graphs", "overlap", "decode_kernels", "pdl", "longest_first")
+    for number in range(1, 8):
+        config = EngineConfig.chapter(number)
+        assert [getattr(config, name) for name in switches] == ["off", "off", "off", "off", False]
+    for name in switches:
+        assert getattr(EngineConfig.chapter(8), name) in ("auto", True)
+
+
 def test_an_unknown_chapter_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="chapter 99 has no engine: choose one of 1, 2"):
         EngineConfig.chapter(99)

@@ -209,17 +209,18 @@ def test_a_seed_gives_the_same_tokens_whatever_runs_beside(attention, kernels):
     assert outputs == [outputs[0]] * 3
 
 
-def test_auto_is_triton_for_attention_layers_and_sampling(tiny_folder):
+@pytest.mark.parametrize("decode_kernels", ["auto", "off"])
+def test_auto_is_triton_for_attention_layers_and_sampling(tiny_folder, decode_kernels):
     if reason := ops.why_not("triton", torch.device("cuda"), torch.float32):
         pytest.skip(reason)
-    llm = LLM(EngineConfig(model=str(tiny_folder), kv_pages=40, graphs="lazy"))
-    triton = ops.implementation("triton")
+    llm = LLM(EngineConfig(model=str(tiny_folder), kv_pages=40, graphs="lazy", decode_kernels=decode_kernels))
+    chosen = ops.implementation("triton", decode_kernels == "auto")
 
     assert llm.engine.attention is backend("triton")
-    assert llm.engine.ops is triton
+    assert llm.engine.ops is ops.implementation("triton")
     for layer in llm.model.model.layers:
         assert type(layer.self_attn) is FusedAttention
-        assert layer.self_attn.ops is layer.mlp.ops is layer.input_layernorm.ops is triton
+        assert layer.self_attn.ops is layer.mlp.ops is layer.input_layernorm.ops is chosen
 
 
 def test_auto_takes_the_gpu_and_the_checkpoints_dtype(tiny_folder):

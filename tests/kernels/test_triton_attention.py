@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from minisgl_kernels import triton as ops
+from minisgl_kernels.launches import overlapping
 from minisgl_kernels.triton import decode
 
 from tests.tolerances import PAGED_ATTENTION
@@ -336,18 +337,26 @@ def test_offsets_beyond_32_bits():
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlapping"])
 @pytest.mark.parametrize(
     ("first", "then"),
-    [(decodes(40, 300), decodes(301, 17)), ([(30, 100), (1, 300)], [(5, 5), (26, 290)])],
-    ids=["decodes", "mixed"],
+    [
+        (decodes(40, 300), decodes(301, 17)),
+        (decodes(*range(20, 500, 24)), decodes(*range(496, 16, -24))),  # few splits, which ask for K and V early
+        ([(30, 100), (1, 300)], [(5, 5), (26, 290)]),
+    ],
+    ids=["decodes", "many decodes", "mixed"],
 )
-def test_a_captured_launch_follows_lengths_and_page_tables(first, then):
+def test_a_captured_launch_follows_lengths_and_page_tables(first, then, overlap):
     paged, changed = scene(first, **QWEN3), scene(then, **QWEN3, seed=1)
     longest = max(new for new, _ in first)
     ops.paged_attention(*paged.arguments, max_queries=longest)  # Triton compiles at the first launch
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = ops.paged_attention(*paged.arguments, max_queries=longest)
+    with overlapping(overlap):
+        ops.paged_attention(*paged.arguments, max_queries=longest)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            out = ops.paged_attention(*paged.arguments, max_queries=longest)
 
     graph.replay()
     paged.check(out)

@@ -18,7 +18,7 @@ import triton
 from minisgl_kernels import reference
 from minisgl_kernels.launches import overlapping
 from minisgl_kernels.triton import decode_ops as ops
-from minisgl_kernels.triton import pdl, skinny
+from minisgl_kernels.triton import pdl, products, skinny
 from minisgl_kernels.triton.gemv import Rows, gemv
 from minisgl_kernels.triton.norm import rms_norm_kernel
 from minisgl_kernels.triton.products import MOST_TOKENS, kernel_for, rows_for, tile_for
@@ -209,11 +209,33 @@ def test_a_gpu_with_little_shared_memory_gets_a_shorter_pipeline(monkeypatch):
     assert stages == [stages[0], stages[0] - 1]
 
 
+def test_products_of_our_own_are_in_the_ops_of_chapter_8_and_not_in_those_of_chapter_7():
+    before, with_them = (minisgl_kernels.implementation("triton", on) for on in (False, True))
+    of_both = [name for name in before.__all__ if name not in ("linear", "linear_silu_mul")]
+
+    assert before.linear is reference.linear
+    assert (with_them.linear, with_them.linear_silu_mul) == (products.linear, products.linear_silu_mul)
+    assert [getattr(before, name) for name in of_both] == [getattr(with_them, name) for name in of_both]
+    assert minisgl_kernels.implementation("torch", True) is reference
+
+
+@pytest.mark.parametrize("hidden", [24, 64])
+def test_the_gate_behind_torchs_product_is_its_definition(hidden):
+    x, weight = tokens_and_weight(3, 2 * 40, hidden, torch.float32)
+    if reason := ops.why_unavailable(DEVICE, x.dtype):
+        pytest.skip(reason)
+
+    y = minisgl_kernels.implementation("triton").linear_silu_mul(x, weight)
+
+    torch.testing.assert_close(y, reference.linear_silu_mul(x, weight))
+
+
 def test_kernels_overlap_only_within_the_block_that_says_so(monkeypatch):
     monkeypatch.setattr(pdl, "_can_overlap", lambda device: True)
     monkeypatch.setattr(pdl, "_waits", lambda kernel: True)
     before = pdl.overlap(rms_norm_kernel, DEVICE)
 
+    assert before == {}
     with overlapping():
         assert pdl.overlap(rms_norm_kernel, DEVICE) == {"PDL": True, "launch_pdl": True}
         with overlapping(False):

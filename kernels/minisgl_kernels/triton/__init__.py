@@ -13,10 +13,9 @@ from minisgl_kernels.triton.decode import paged_decode
 from minisgl_kernels.triton.embedding import embedding
 from minisgl_kernels.triton.norm import add_rms_norm, rms_norm
 from minisgl_kernels.triton.qkv import apply_rope, qk_norm_rope_store
-from minisgl_kernels.triton.qkv_decode import qkv_decode
 from minisgl_kernels.triton.rows import decode_rows, keep_tokens, rope_angles
 from minisgl_kernels.triton.sampling import sample
 
 __all__ = ["add_rms_norm", "apply_rope", "embedding", "flash_attention", "linear", "paged_attention", "paged_decode"]
-__all__ += ["decode_rows", "keep_tokens", "linear_silu_mul", "qkv_decode", "rope_angles"]
+__all__ += ["decode_rows", "keep_tokens", "linear_silu_mul", "rope_angles"]
 __all__ += ["qk_norm_rope_store", "rms_norm", "sample", "silu_and_mul", "why_unavailable"]
