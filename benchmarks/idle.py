@@ -164,7 +164,8 @@ def summary(found: Profile) -> dict[str, float]:
 
     idle_share: of the GPU's time from the first kernel of one step to that of another, the part without a kernel.
     starved_share: the part of it in gaps so long that the GPU must have waited for the host.
-    host_ms: the median step on the host, without the calls that wait for the GPU.
+    host_ms: the median step on the host, without the calls that wait for the GPU. The profiler's own cost is in it, and
+        is most of it where a graph is launched; `benchmarks.ch08_steps` measures the host without a profiler.
     step_ms: the median step just before the profile, which shows what the profiler adds to gpu_step_ms.
     """
     steps = len(found.marks) - 1

@@ -176,10 +176,8 @@ def print_figures(data: dict[str, Any]) -> None:
     line = " · ".join(f"{shown} {used[name] / 1e9:,.2f} GB" for name, shown in names.items())
     if data["idle"]:
         part = data["idle"]
-        line += (
-            f"; profiled: the GPU is idle for {part['idle_share']:.1%} of a decode step ({part['starved_share']:.1%} "
-        )
-        line += f"for want of work), the host works for {part['host_ms']:.3f} of {part['step_ms']:.3f} ms"
+        line += f"; profiled: the GPU is idle for {part['idle_share']:.1%} of a decode step"
+        line += f" ({part['starved_share']:.1%} for want of work)"
     print(line)
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from minisgl_kernels.triton.cases import CompileCase, each_dtype, is_small, refuse, require
 from minisgl_kernels.triton.online_softmax import slots_at, softmax_step
-from minisgl_kernels.triton.pdl import overlap, prefetch, wait_for_previous
+from minisgl_kernels.triton.pdl import overlap, wait_for_previous
 
 LOG2_E = 1.4426950408889634
 INTEGERS = ["page_table", "kv_lens", "query_starts"]  # views of packed tensors: one compilation for any alignment
@@ -48,35 +48,10 @@ def attend_split(
     return largest, total, acc
 
 
-@triton.jit
-def ask_for_first_tile(
-    keys, values, table, length, split, table_row, num_slots, k_slot: tl.constexpr, v_slot: tl.constexpr,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Have the first tile of a split's K and V brought to the L2 cache while the kernel before still runs.
-
-    Length and page table may still be those of another step, or of none: so they are kept within their bounds, and a
-    wrong guess costs bandwidth and no more. With more than four splits it was slower than without, measured on an H200:
-    such a split is little more than one tile.
-    """
-    length = tl.minimum(length, table_row * PAGE_SIZE)
-    split_len = tl.cdiv(tl.cdiv(length, BLOCK_N), NUM_SPLITS) * BLOCK_N
-    positions = split * split_len + tl.arange(0, BLOCK_N)
-    pages = tl.load(
-        table + positions // PAGE_SIZE, mask=(positions >= 0) & (positions < length), other=0, volatile=True
-    )
-    slots = tl.minimum(tl.maximum(pages.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE, 0), num_slots - 1)[:, None]
-    LINE: tl.constexpr = 128 // (keys.dtype.element_ty.primitive_bitwidth // 8)  # elements in 128 bytes
-    lines = tl.arange(0, triton.next_power_of_2(triton.cdiv(HEAD_DIM, LINE)))[None, :] * LINE
-    lines = tl.minimum(lines, HEAD_DIM - 1)
-    prefetch(keys + slots * k_slot + lines)
-    prefetch(values + slots * v_slot + lines)
-
-
-@triton.jit(do_not_specialize=["table_row", "num_slots"], do_not_specialize_on_alignment=INTEGERS)
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=INTEGERS)
 def decode_kernel(
     q, keys, values, out, partials, log_sums, arrivals, page_table, kv_lens, query_starts, scale,
-    table_row, num_slots, q_row: tl.constexpr, q_head: tl.constexpr,
+    table_row, q_row: tl.constexpr, q_head: tl.constexpr,
     k_slot: tl.constexpr, k_head: tl.constexpr, v_slot: tl.constexpr, v_head: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -86,17 +61,8 @@ def decode_kernel(
 
     Strides are compile-time constants: a pool has one layout, and address arithmetic then folds away.
     """
-    kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    table = page_table + sequence.to(tl.int64) * table_row
-    keys += kv_head * k_head
-    values += kv_head * v_head
-    if PDL and NUM_SPLITS <= 4 and not WINDOW:
-        guess = tl.load(kv_lens + sequence, volatile=True)
-        ask_for_first_tile(
-            keys, values, table, guess, split, table_row, num_slots, k_slot, v_slot,
-            HEAD_DIM, PAGE_SIZE, NUM_SPLITS, BLOCK_N,
-        )  # fmt: skip
     wait_for_previous(PDL)
+    kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, next_row = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
     length = tl.load(kv_lens + sequence).to(tl.int32)  # 64 bits cost registers, and only slots need them
     if next_row - row != 1:
@@ -112,6 +78,9 @@ def decode_kernel(
     heads = kv_head * GROUP + members
     is_q = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     query = tl.load(q + row * q_row + heads[:, None] * q_head + dims[None, :], mask=is_q, other=0.0)  # [M, D]
+    table = page_table + sequence.to(tl.int64) * table_row
+    keys += kv_head * k_head
+    values += kv_head * v_head
     largest, total, acc = attend_split(
         query, keys, values, table, first, end, scale, k_slot, v_slot,
         HEAD_DIM, PAGE_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION,
@@ -210,7 +179,7 @@ def paged_decode(
         arrivals = _arrivals(q.device)
     decode_kernel[(kv_heads, batch, num_splits)](
         q, keys, values, out, partials, log_sums, arrivals, page_table, kv_lens, query_starts, scale * LOG2_E,
-        page_table.stride(0), len(keys), *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
+        page_table.stride(0), *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
         GROUP=heads // kv_heads, HEAD_DIM=head_dim, PAGE_SIZE=page_size, WINDOW=window, NUM_SPLITS=num_splits,
         BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads)), BLOCK_N=block_n,
         BLOCK_D=triton.next_power_of_2(head_dim), PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
@@ -261,7 +230,7 @@ _SHAPE |= {"GROUP": 2, "HEAD_DIM": 128, "BLOCK_D": 128, "PAGE_SIZE": 16, "WINDOW
 COMPILE_CASES = [
     CompileCase(
         decode_kernel,
-        types | {"table_row": "i32", "num_slots": "i32"},
+        types | {"table_row": "i32"},
         _SHAPE
         | {
             "NUM_SPLITS": num_splits,
