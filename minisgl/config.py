@@ -42,6 +42,9 @@ class EngineConfig:
             is on for attention triton or cuda. On a CPU, with torch's ops, a stand-in plays their part.
         graph_tokens: steps with prompts are graphs too, up to so many tokens; 0 launches them kernel by kernel.
         overlap: plan and launch a step while the one before runs; auto is on with a GPU.
+        tp: processes that run the model together, each with its shard (tensor parallel).
+        tp_backend: how they reach each other: nccl between GPUs, gloo through the host (with a GPU all are on it); auto
+            is nccl where each rank has a GPU of its own, and gloo on a CPU.
         trace: write one JSON event a step to this file.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
         weight_seed: seed of the random weights.
@@ -74,12 +77,14 @@ class EngineConfig:
     graphs: Literal["auto", "off", "lazy", "on"] = "auto"
     graph_tokens: int = 8192
     overlap: Literal["auto", "off", "on"] = "auto"
+    tp: int = 1
+    tp_backend: Literal["auto", "nccl", "gloo"] = "auto"
     trace: str | None = None
     random_weights: bool = False
     weight_seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_running_requests"):
+        for name in ("page_size", "max_running_requests", "tp"):
             require(self, getattr(self, name) >= 1, name, "at least 1")
         for name in ("max_batch_tokens", "graph_tokens"):
             require(self, getattr(self, name) >= 0, name, "0 or more")
@@ -90,6 +95,7 @@ class EngineConfig:
         if self.kv_cache != "paged":
             for name in ("graphs", "overlap"):
                 require(self, getattr(self, name) in ("auto", "off"), name, "off without a paged KV cache")
+            require(self, self.tp == 1, "tp", "1 without a paged KV cache")
         if self.attention == "flash_attn":
             require(self, self.page_size % 256 == 0, "page_size", "a multiple of 256 for attention=flash_attn")
         for name in ("memory_fraction", "output_reserve"):

@@ -9,26 +9,20 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from typing import Any
 
 import minisgl_hub as hub
-import minisgl_kernels as ops
-import torch
 from tqdm import tqdm
 
-from minisgl.attention import backend
-from minisgl.attention.in_place import InPlaceAttention
 from minisgl.config import EngineConfig
 from minisgl.core import FinishReason, Request, SamplingParams, TokenLogprobs
-from minisgl.engine.engine import Engine
-from minisgl.engine.serial import SerialEngine
-from minisgl.layers.attention import Attention, FusedAttention
-from minisgl.models.config import ModelConfig
-from minisgl.models.register import build_model
-from minisgl.models.weight import iter_weights, load_weights, random_weights
+from minisgl.distributed.ranks import RankDied
+from minisgl.engine.build import build_engine, choose_device
+from minisgl.engine.group import start
 from minisgl.tokenizer.detokenizer import IncrementalDetokenizer
 from minisgl.tokenizer.stop import StopStrings
 
@@ -109,24 +103,16 @@ class LLM:
     Raises:
         FetchError: there is no such model, or it cannot be fetched.
         ValueError: the model is unsupported or damaged, or the config does not fit it.
+        RankDied: with tp, another process failed, now or in a later call; with its traceback or signal.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
         self.path = hub.resolve(self.config.model, config_only=self.config.random_weights)
-        self.device = _device(self.config.device)
-        model_config = ModelConfig.from_folder(self.path)
-        dtype = _dtype(self.config.dtype, model_config.dtype, self.device)
-        kernels, attention = (ops.choose(c, self.device, dtype) for c in (self.config.kernels, self.config.attention))
-        in_place = self.config.kv_cache == "paged" and issubclass(backend(attention), InPlaceAttention)
-        layer = FusedAttention if kernels == "triton" and in_place else Attention
-        implementation = ops.implementation(kernels, self.config.decode_kernels == "auto")
-        self.model = build_model(model_config, implementation, layer)
-        if self.config.random_weights:
-            random_weights(self.model, self.config.weight_seed, self.device, dtype)
-        else:
-            load_weights(self.model, iter_weights(self.path), self.device, dtype)
-        self.engine = (Engine if self.config.kv_cache == "paged" else SerialEngine)(self.model, self.config)
+        self.device = choose_device(self.config.device)
+        make = build_engine if self.config.tp == 1 else start
+        self.engine = make(self.config, self.path, self.device)
+        self.model = self.engine.model
         self.work = self.engine.work
         self._open: dict[int, _Answer] = {}
         self._to_abort: list[int] = []
@@ -259,7 +245,8 @@ class LLM:
         start = time.perf_counter()
         while self._to_abort:
             self.engine.abort(self._to_abort.pop())
-        grown, now = self.engine.step(), time.perf_counter()
+        with self.engine.guard():
+            grown, now = self.engine.step(), time.perf_counter()
         for request in grown:
             answer = self._open.get(request.id)
             if answer is None:  # ended by a stop string or abandoned
@@ -283,7 +270,8 @@ class LLM:
         """End all requests, complete the trace and give the pool's memory back. Later prompts are refused."""
         for request_id in list(self._open):
             self.engine.abort(request_id)
-        self.step()
+        with suppress(RankDied):  # then nobody waits for anything
+            self.step()
         self.engine.close()
         self._refusal = "this LLM is closed: make a new one"
 
@@ -319,22 +307,3 @@ class LLM:
             if answer.is_open:
                 self._open.pop(answer.request.id, None)
                 self.abort(answer.request.id)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device  # touches the device: a missing one fails here, not in a layer
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
-
-
-def _dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        name = checkpoint
-        if device.type == "cpu":
-            name = "float32"  # bf16 flips close choices, and torch's 16-bit products are no faster there
-        elif name == "bfloat16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-            name = "float16"
-    return getattr(torch, name)

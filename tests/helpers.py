@@ -93,7 +93,7 @@ def hf_state(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
         for kind, parameter in module.named_parameters(recurse=False):
             if isinstance(module, MergedLinear):
                 parent = path.rpartition(".")[0]
-                rows = parameter.split(list(module.parts.values()))
+                rows = parameter.split([shard.size for shard in module.parts.values()])
                 state |= {f"{parent}.{part}.{kind}": row.clone() for part, row in zip(module.parts, rows, strict=True)}
             else:
                 state[f"{path}.{kind}"] = parameter.detach().clone()

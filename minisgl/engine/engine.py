@@ -3,9 +3,13 @@
 Nothing is global: two engines can live in one process.
 """
 
+from __future__ import annotations
+
 import os
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 import minisgl_kernels as ops
 import torch
@@ -14,6 +18,8 @@ from minisgl_kernels.launches import overlapping
 from minisgl.attention import backend, needs_lengths
 from minisgl.config import EngineConfig
 from minisgl.core import Batch, FinishReason, Request, WorkCounts
+from minisgl.distributed.comm import ALONE, Comm
+from minisgl.engine.lead import Leader
 from minisgl.engine.rows import DeviceRows
 from minisgl.engine.runner import Flight, StepRunner
 from minisgl.engine.trace import Trace
@@ -25,6 +31,9 @@ from minisgl.kvcache.radix_cache import PREFIX_CACHES
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.scheduler.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from minisgl.engine.group import Group
+
 
 class Engine:
     """Runs many requests over one paged pool.
@@ -33,13 +42,13 @@ class Engine:
         ValueError: max_model_len exceeds the model's context, or the pool has no room.
     """
 
-    def __init__(self, model: LlamaForCausalLM, config: EngineConfig) -> None:
+    def __init__(self, model: LlamaForCausalLM, config: EngineConfig, comm: Comm = ALONE) -> None:
         on_gpu, paged = model.device.type == "cuda", config.kv_cache == "paged"
         if on_gpu and not config.max_batch_tokens:
             config = replace(config, max_batch_tokens=16_384)
         if config.overlap == "auto":
             config = replace(config, overlap="on" if on_gpu and paged else "off")
-        self.model, self.config, self.work = model, config, WorkCounts()
+        self.model, self.config, self.work, self.comm = model, config, WorkCounts(), comm
         longest = model.config.max_position_embeddings
         context = config.max_model_len or longest
         if context > longest:
@@ -56,6 +65,7 @@ class Engine:
         max_len = min(context, self.pages.capacity * config.page_size + 1)  # the last token is never fed back
         self.scheduler = Scheduler(config, cache, max_len, self.work)
         self.trace = Trace(config.trace, self.scheduler) if config.trace else None
+        self.group: Group | None = None  # the other ranks
         self.flights = deque[Flight]()  # steps in flight
         self._ahead = int(config.overlap == "on")  # how many of them may stay so
         self._failed = False  # the launch of the step before
@@ -115,8 +125,23 @@ class Engine:
         assert self.runner, "the engine is closed"
         if self.config.longest_first and batch.total_tokens == len(batch.requests):
             batch.put_longest_first()
-        with overlapping(self.config.pdl == "auto"):
-            return self.runner.launch(batch)
+        try:
+            with overlapping(self.config.pdl == "auto"):
+                return self.runner.launch(batch)
+        except BaseException:
+            if self.group:
+                self.group.close(in_step=True)  # the other ranks are somewhere in this step, and cannot take it back
+            raise
+
+    def lead(self, group: Group) -> None:
+        """From now on these ranks run each step with this one, which plans; they end with this engine."""
+        assert self.runner
+        self.group = group
+        self.runner.lead(Leader(group.send, self.runner.rows))
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Around whatever may wait for other ranks: raises RankDied if one has died."""
+        return self.group.guard() if self.group else nullcontext()
 
     def _retire(self, ahead: int) -> list[Request]:
         """Take in the tokens of the oldest steps in flight until `ahead` are left; the requests that got one."""
@@ -146,7 +171,11 @@ class Engine:
         """off, lazy or on; a ValueError where there can be none."""
         graphs, device = self.config.graphs, self.model.device.type
         if graphs == "auto":
-            return "on" if device == "cuda" and attention in ("triton", "cuda") else "off"
+            return "on" if device == "cuda" and attention in ("triton", "cuda") and self.comm.in_graphs else "off"
+        if graphs != "off" and not self.comm.in_graphs:
+            raise ValueError(
+                f"graphs={graphs} cannot hold what ranks send each other through the host: use --graphs off"
+            )
         if graphs != "off" and device != "cuda" and (attention, kernels) != ("torch", "torch"):
             raise ValueError(
                 f"graphs={graphs} on {device} is a stand-in, which sees torch's ops only: choose --attention torch and "
@@ -157,31 +186,36 @@ class Engine:
     def _activation_bytes(self) -> int:
         """Memory that the largest steps take besides weights and pool, with and without graphs, as measured."""
         config, shape = self.config, self.model.config
-        pool = MHAPool(shape.num_layers, 2, 16, shape.num_kv_heads, shape.head_dim, self.model.dtype, self.model.device)
+        heads = (self.model.num_kv_heads, shape.head_dim)
+        pool = MHAPool(shape.num_layers, 2, 16, *heads, self.model.dtype, self.model.device)
         runner = self._new_runner(pool, 16, WorkCounts())
         most = min(config.max_batch_tokens, config.max_running_requests * shape.max_position_embeddings)
         return sum(runner.rehearse(n) for n in (most, config.graph_tokens or config.max_running_requests))
 
     def _new_runner(self, pool: MHAPool, max_len: int, work: WorkCounts) -> StepRunner:
         rows = DeviceRows(self.config.max_running_requests, max_len, pool.page_size, self.model.device, self.ops)
-        return StepRunner(self.model, pool, rows, self.attention, self.ops, work)
+        return StepRunner(self.model, pool, rows, self.attention, self.ops, work, self.comm)
 
     def _new_pool(self, page_size: int, context: int, reserve: int) -> MHAPool:
         """A pool of config.kv_pages, or as large as the memory allows, less the reserve, and max_running_requests can
         use."""
         config, shape, device = self.config, self.model.config, self.model.device
-        heads = (shape.num_kv_heads, shape.head_dim)
+        heads = (self.model.num_kv_heads, shape.head_dim)
         num_pages = config.kv_pages
         if not num_pages:
             fraction = config.memory_fraction or (0.9 if device.type == "cuda" else 0.25)
             page_bytes = page_size * kv_bytes_per_token(shape.num_layers, *heads, self.model.dtype)
             most = config.max_running_requests * -(-context // page_size) + 1
-            num_pages = pages_in(int(fraction * (free_bytes(device) - reserve)), page_bytes, most)
+            free = free_bytes(device) // (1 if self.comm.in_graphs else self.comm.size)  # without NCCL all share it
+            num_pages = pages_in(int(fraction * (free - reserve)), page_bytes, most)
+        num_pages = self.comm.minimum(num_pages)  # all ranks have the same pages
         return MHAPool(shape.num_layers, num_pages, page_size, *heads, self.model.dtype, device)
 
     def close(self) -> None:
         """Give the pool's memory back and complete the trace; requests have been aborted before."""
         self._retire(0)
+        if self.group:
+            self.group.close()
         self.runner = None  # its graphs read the pool
         self.pool.kv = self.pool.kv.new_empty(0)
         if self.trace:

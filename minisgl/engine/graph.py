@@ -45,6 +45,7 @@ class StepGraphs:
         self.device = device
         self._pool: Any = None
         self._graphs: dict[Hashable, tuple[Any, torch.Tensor]] = {}
+        self.before_replay: Callable[[Any], object] | None = None  # called with the key
         self.open_pool()
 
     def __contains__(self, key: Hashable) -> bool:
@@ -67,5 +68,7 @@ class StepGraphs:
     def replay(self, key: Hashable) -> torch.Tensor:
         """Run a recorded step again; returns the memory in which its tokens will be."""
         graph, tokens = self._graphs[key]
+        if self.before_replay:
+            self.before_replay(key)
         graph.replay()
         return tokens

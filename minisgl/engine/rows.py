@@ -66,7 +66,7 @@ class DeviceRows:
         self._owners: list[Request | None] = [None] * rows
         self._requests, self._size, self._rows = list[Request](), 0, np.zeros(0, dtype=np.int64)  # of the last batch
         self._next = list[int]()  # where its requests go on
-        self._changes, self._steps = Mailbox(device), Mailbox(device)
+        self.changes, self.steps = Mailbox(device), Mailbox(device)
 
     def update(self, batch: Batch, size: int) -> None:
         """Send what changed since the step before, in one copy: page tables, newcomers, and who is in the batch.
@@ -102,7 +102,7 @@ class DeviceRows:
         else:
             self._begin(batch, at, values)
         if at:
-            self._state.index_copy_(0, *self._changes.send([at, values]))
+            self._state.index_copy_(0, *self.changes.send([at, values]))
 
     def _begin(self, batch: Batch, at: list[int], values: list[int]) -> None:
         """Send tokens and lengths where the device has others, and note what it will have after this step."""
@@ -115,6 +115,11 @@ class DeviceRows:
         ends, known = starts + batch.num_tokens, [len(request.tokens) for request in batch.requests]
         self._lengths[rows] = np.where(ends >= known, ends, -1)
         self._next = self._lengths[rows].tolist()
+
+    def follow(self, changes: np.ndarray) -> None:
+        """Take over what another rank's `update` sent: places, then values."""
+        if len(changes):
+            self._state.index_copy_(0, *self.changes.send(np.split(changes, 2)))
 
     def forget(self, batch: Batch) -> None:
         """A step failed, and what was sent for it may not have arrived: the next update sends it again.
@@ -158,7 +163,7 @@ class DeviceRows:
         token_rows[total:] = self.nobody
         last_rows[:n], kv_lens[:n] = ends - 1, starts + counts
         query_starts[1 : n + 1], query_starts[n + 1 :] = ends, total
-        [sent] = self._steps.send([laid_out], to)
+        [sent] = self.steps.send([laid_out], to)
         return self.laid_out(sent, num_tokens, size)
 
     def laid_out(self, sent: torch.Tensor, num_tokens: int, size: int) -> StepInputs:
@@ -209,6 +214,7 @@ class Mailbox:
     def __init__(self, device: torch.device) -> None:
         self.device, self._gpu = device, device.type == "cuda"
         self._host = torch.empty(0, dtype=torch.int64)
+        self.noted: list[np.ndarray] | None = None  # what was sent, for other ranks
         self._copied = torch.cuda.Event() if self._gpu else None  # type: ignore[no-untyped-call]
 
     def send(self, parts: Sequence[Sequence[int] | np.ndarray], to: torch.Tensor | None = None) -> list[torch.Tensor]:
@@ -222,8 +228,15 @@ class Mailbox:
             self._array, self._sent = self._host.numpy(), torch.empty_like(self._host, device=self.device)
         for (start, end), part in zip(pairwise(ends), parts, strict=True):
             self._array[start:end] = part
+        if self.noted is not None:
+            self.noted.append(self._array[:total].copy())
         to = self._sent[:total] if to is None else to
         to.copy_(self._host[:total], non_blocking=self._gpu)
         if self._copied:
             self._copied.record()
         return [to[start:end] for start, end in pairwise(ends)]
+
+    def take(self) -> np.ndarray:
+        """What was noted since the last call."""
+        noted, self.noted = self.noted, []
+        return np.concatenate(noted) if noted else np.zeros(0, dtype=np.int64)

@@ -17,7 +17,9 @@ import torch
 from tqdm import tqdm
 
 from minisgl.core import Batch, ForwardBatch, PagedRows, WorkCounts
+from minisgl.distributed.comm import ALONE, Comm
 from minisgl.engine.graph import StepGraphs, bucket_for, buckets, token_buckets
+from minisgl.engine.lead import CAPTURE, REPLAY, Command, Leader
 from minisgl.engine.rows import DeviceRows, StepInputs, laid_out_len
 from minisgl.engine.sampler import adjust, append_logprobs
 from minisgl.kvcache.mha_pool import MHAPool
@@ -42,13 +44,22 @@ class StepRunner:
         attention: the backend's class.
         ops: where sampling comes from.
         work: where work is counted.
+        comm: to the ranks that hold the model's other shards.
     """
 
     def __init__(
-        self, model: LlamaForCausalLM, pool: MHAPool, rows: DeviceRows, attention: Any, ops: Any, work: WorkCounts
+        self,
+        model: LlamaForCausalLM,
+        pool: MHAPool,
+        rows: DeviceRows,
+        attention: Any,
+        ops: Any,
+        work: WorkCounts,
+        comm: Comm = ALONE,
     ) -> None:
         self.model, self.pool, self.rows, self.ops, self.work = model, pool, rows, ops, work
-        self.attention = attention
+        self.attention, self.comm = attention, comm
+        self.leader: Leader | None = None
         self.eager_steps = Counter[str]()  # that no graph held, by reason
         self._graphs: StepGraphs | None = None
         self._token_bytes = pool.kv[:, :, 0, 0].nbytes  # K and V of a token in all layers
@@ -75,6 +86,12 @@ class StepRunner:
             keys += [(0, size, False) for size in self._sizes[::-1]]
             for key in tqdm(keys, desc="graphs", unit="graph", disable=None, leave=False):
                 self.capture(key)
+
+    def lead(self, leader: Leader) -> None:
+        """From now on the other ranks are told what to run."""
+        self.leader = leader
+        if self._graphs is not None:
+            self._graphs.before_replay = leader.replay
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Flight:
@@ -103,6 +120,8 @@ class StepRunner:
         """Record the step of a key. Nobody is in the batch meanwhile: what it writes goes to the dummy page."""
         assert self._graphs is not None
         num_tokens = key[0]
+        if self.leader:
+            self.leader.capture(key)
         self._graphs.open_pool()
         self.rows.clear()
         self._laid_out.zero_()
@@ -155,11 +174,38 @@ class StepRunner:
         inputs = self.rows.decode(n) if total == n else self.rows.lay_out(batch, total, n)
         kv_lens = [start + num_tokens for _, start, num_tokens in batch]
         inputs.page_table = inputs.page_table[:, : -(-max(kv_lens) // self.pool.page_size)]  # some copy all of it
+        if self.leader:
+            self.leader.eager(filtered, by_host, batch.num_tokens, kv_lens)
         logits = self._logits(inputs, self.attention, batch.num_tokens, kv_lens, self.work)
-        tokens = self._choose(adjust(logits, batch.requests) if by_host else logits, inputs, filtered)
+        tokens = self._choose(adjust(logits, batch.requests) if by_host else logits, inputs, filtered, by_host)
         if by_host:
             append_logprobs(logits, batch, tokens.tolist())
         return tokens
+
+    @torch.inference_mode()
+    def follow(self, command: Command) -> None:
+        """Run what rank 0 runs (see engine.lead), on this rank's shard. The arrays may be reused afterwards."""
+        kind, *what = command[0].tolist()
+        if kind == CAPTURE:
+            self.capture(_key(what))
+            return
+        changes, laid_out = command[1:3]
+        self.rows.follow(changes)
+        if kind == REPLAY:
+            assert self._graphs is not None
+            if len(laid_out):
+                self.rows.steps.send([laid_out], self._laid_out[: len(laid_out)])
+            self._graphs.replay(_key(what))
+            return
+        num_tokens, kv_lens = command[3].tolist(), command[4].tolist()
+        n = len(num_tokens)
+        inputs = self.rows.decode(n)
+        if len(laid_out):
+            [sent] = self.rows.steps.send([laid_out])
+            inputs = self.rows.laid_out(sent, sum(num_tokens), n)
+        inputs.page_table = inputs.page_table[:, : -(-max(kv_lens) // self.pool.page_size)]
+        logits = self._logits(inputs, self.attention, num_tokens, kv_lens, self.work)
+        self._choose(logits, inputs, *map(bool, what))
 
     def _logits(
         self, inputs: StepInputs, attention: Any, query_lens: list[int], kv_lens: list[int], work: WorkCounts
@@ -168,9 +214,12 @@ class StepRunner:
         attend = attention(self.pool, paged, work)
         return self.model(ForwardBatch(inputs.input_ids, inputs.positions, attend, inputs.last_rows))
 
-    def _choose(self, logits: torch.Tensor, inputs: StepInputs, filtered: bool) -> torch.Tensor:
+    def _choose(self, logits: torch.Tensor, inputs: StepInputs, filtered: bool, by_host: bool = False) -> torch.Tensor:
+        """Sample; ranks with the same logits choose the same. by_host: only rank 0 has those that count."""
         filters = self.rows.filters(inputs.rows) if filtered else []
         tokens: torch.Tensor = self.ops.sample(logits, inputs.temperature, inputs.seeds, inputs.kv_lens, *filters)
+        if by_host:
+            tokens = self.comm.broadcast(tokens)
         self.rows.keep(inputs, tokens)
         return tokens
 
@@ -187,6 +236,11 @@ class StepRunner:
             return here.tolist()
 
         return wait
+
+
+def _key(numbers: list[int]) -> Key:
+    num_tokens, size, filtered = numbers
+    return num_tokens, size, bool(filtered)
 
 
 def _new_event(device: torch.device) -> Any:

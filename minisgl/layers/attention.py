@@ -7,8 +7,10 @@ from minisgl_kernels import reference
 from torch import nn
 
 from minisgl.core import ForwardBatch, InPlaceBackend
-from minisgl.layers.linear import Linear, MergedLinear
+from minisgl.distributed.comm import ALONE, Comm
+from minisgl.layers.linear import MergedLinear, RowLinear
 from minisgl.layers.norm import RMSNorm
+from minisgl.layers.shard import divided, even_shard, head_shard, kv_heads_of
 
 
 class Attention(nn.Module):
@@ -16,6 +18,7 @@ class Attention(nn.Module):
 
     Args:
         layer: this layer's index, by which the backend finds its K and V.
+        num_heads, num_kv_heads: the model's; the attributes of these names are the rank's.
         qk_norm_eps: with a number, q and k are normalised per head before rotation (Qwen3); None leaves them.
     """
 
@@ -30,17 +33,18 @@ class Attention(nn.Module):
         head_dim: int,
         bias: bool = False,
         qk_norm_eps: float | None = None,
+        comm: Comm = ALONE,
     ) -> None:
         super().__init__()
         self.layer = layer
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        kv_size = num_kv_heads * head_dim
-        self.qkv_proj = MergedLinear(
-            hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_size, "v_proj": kv_size}, bias
-        )
+        self.num_heads, self.head_dim = divided(num_heads, "query heads", comm.size), head_dim
+        kv_heads = kv_heads_of(num_heads, num_kv_heads, comm)
+        self.num_kv_heads = len(kv_heads)
+        q, kv = even_shard(num_heads * head_dim, comm), head_shard(kv_heads, head_dim, num_kv_heads * head_dim)
+        self.qkv_proj = MergedLinear(hidden_size, {"q_proj": q, "k_proj": kv, "v_proj": kv}, bias)
         self.q_norm = None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps)
         self.k_norm = None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps)
-        self.o_proj = Linear(num_heads * head_dim, hidden_size, bias)
+        self.o_proj = RowLinear(num_heads * head_dim, hidden_size, bias, comm)
 
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], batch: ForwardBatch) -> torch.Tensor:
         """x [T, hidden], rope the batch's cosines and sines [T, head_dim / 2]; returns [T, hidden]."""

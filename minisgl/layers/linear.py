@@ -1,8 +1,11 @@
-"""Linear layers, alone or several stacked into one matrix product."""
+"""Linear layers, alone or several stacked into one matrix product, whole or spread over the ranks."""
 
 import torch
 from minisgl_kernels import reference
 from torch import nn
+
+from minisgl.distributed.comm import ALONE, Comm
+from minisgl.layers.shard import Shard, even_shard
 
 
 class Linear(nn.Module):
@@ -22,11 +25,30 @@ class Linear(nn.Module):
 class MergedLinear(Linear):
     """Several projections of the same input, stacked by output row so that the input is read once.
 
+    Column parallel (Megatron-LM, Shoeybi et al., 2019): a rank computes some of the output features, from all inputs.
+
     Args:
         in_features: width of the input.
-        parts: checkpoint name of each projection and its output width, in the order of the stack.
+        parts: checkpoint name of each projection and the rows of it that are held, in the order of the stack.
     """
 
-    def __init__(self, in_features: int, parts: dict[str, int], bias: bool = False) -> None:
-        super().__init__(in_features, sum(parts.values()), bias)
+    def __init__(self, in_features: int, parts: dict[str, Shard], bias: bool = False) -> None:
+        super().__init__(in_features, sum(shard.size for shard in parts.values()), bias)
         self.parts = parts
+
+
+class RowLinear(Linear):
+    """Row parallel: a rank has some of the input features, and the products of all ranks are added.
+
+    Behind a column-parallel layer that is the first point at which ranks need each other.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, comm: Comm = ALONE) -> None:
+        columns = even_shard(in_features, comm, dim=1)
+        super().__init__(columns.size, out_features, bias)
+        self.comm = comm
+        # Each rank adds its bias to its product: rank 0 the checkpoint's and the others zeros, so the sum has it once.
+        self.shards = {"weight": columns, "bias": Shard(out_features, ((0, out_features),) if comm.rank == 0 else ())}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [T, in_features / size] → [T, out_features]
+        return self.comm.all_reduce(super().forward(x))

@@ -4,7 +4,9 @@ import torch
 from minisgl_kernels import reference
 from torch import nn
 
-from minisgl.layers.linear import Linear, MergedLinear
+from minisgl.distributed.comm import ALONE, Comm
+from minisgl.layers.linear import MergedLinear, RowLinear
+from minisgl.layers.shard import divided, even_shard
 
 
 class GatedMLP(nn.Module):
@@ -12,12 +14,12 @@ class GatedMLP(nn.Module):
 
     ops = reference
 
-    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False, comm: Comm = ALONE) -> None:
         super().__init__()
-        self.gate_up_proj = MergedLinear(
-            hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}, bias
-        )
-        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+        divided(intermediate_size, "features of the MLP", comm.size)
+        rows = even_shard(intermediate_size, comm)
+        self.gate_up_proj = MergedLinear(hidden_size, {"gate_proj": rows, "up_proj": rows}, bias)
+        self.down_proj = RowLinear(intermediate_size, hidden_size, bias, comm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [T, hidden]
         gate_up = self.gate_up_proj

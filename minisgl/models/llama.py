@@ -9,19 +9,22 @@ import torch
 from torch import nn
 
 from minisgl.core import ForwardBatch
+from minisgl.distributed.comm import ALONE, Comm
 from minisgl.layers.attention import Attention
-from minisgl.layers.embedding import Embedding
-from minisgl.layers.linear import Linear
+from minisgl.layers.embedding import Embedding, SplitEmbedding
 from minisgl.layers.mlp import GatedMLP
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.rotary import Rotary
+from minisgl.layers.shard import kv_heads_of
 from minisgl.models.config import ModelConfig
 
 
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), where each sum is taken by the norm that reads it next."""
 
-    def __init__(self, config: ModelConfig, layer: int, qk_norm: bool, attention: type[Attention]) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, qk_norm: bool, attention: type[Attention], comm: Comm = ALONE
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = attention(
@@ -32,9 +35,10 @@ class DecoderLayer(nn.Module):
             config.head_dim,
             config.attention_bias,
             config.rms_norm_eps if qk_norm else None,
+            comm,
         )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias, comm)
 
     def forward(
         self,
@@ -52,10 +56,12 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and final norm: ids in, hidden states out."""
 
-    def __init__(self, config: ModelConfig, qk_norm: bool, attention: type[Attention]) -> None:
+    def __init__(self, config: ModelConfig, qk_norm: bool, attention: type[Attention], comm: Comm = ALONE) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, i, qk_norm, attention) for i in range(config.num_layers))
+        embedding = Embedding if comm.size == 1 else SplitEmbedding
+        self.embed_tokens = embedding(config.vocab_size, config.hidden_size, comm)
+        layers = (DecoderLayer(config, i, qk_norm, attention, comm) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config.head_dim, config.rope)
 
@@ -75,11 +81,12 @@ class LlamaForCausalLM(nn.Module):
 
     qk_norm = False
 
-    def __init__(self, config: ModelConfig, attention: type[Attention] = Attention) -> None:
+    def __init__(self, config: ModelConfig, attention: type[Attention] = Attention, comm: Comm = ALONE) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config, self.qk_norm, attention)
-        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self.model = Decoder(config, self.qk_norm, attention, comm)
+        self.lm_head = None if config.tie_word_embeddings else Embedding(config.vocab_size, config.hidden_size, comm)
+        self.num_kv_heads = len(kv_heads_of(config.num_heads, config.num_kv_heads, comm))  # of this rank
 
     @property
     def device(self) -> torch.device:
@@ -92,4 +99,4 @@ class LlamaForCausalLM(nn.Module):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits of the batch's output rows: [R, vocab_size]."""
         hidden = self.model(batch)
-        return (self.lm_head or self.model.embed_tokens.logits)(hidden)
+        return (self.lm_head or self.model.embed_tokens).logits(hidden)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from minisgl_kernels import reference
 
+from minisgl.distributed.comm import ALONE, Comm
 from minisgl.layers.attention import Attention
 from minisgl.models.config import ModelConfig
 from minisgl.models.llama import LlamaForCausalLM
@@ -13,15 +14,21 @@ from minisgl.models.qwen3 import Qwen3ForCausalLM
 MODELS: dict[str, type[LlamaForCausalLM]] = {model.__name__: model for model in (LlamaForCausalLM, Qwen3ForCausalLM)}
 
 
-def build_model(config: ModelConfig, ops: Any = reference, attention: type[Attention] = Attention) -> LlamaForCausalLM:
+def build_model(
+    config: ModelConfig, ops: Any = reference, attention: type[Attention] = Attention, comm: Comm = ALONE
+) -> LlamaForCausalLM:
     """The config's decoder on the meta device: shapes without memory, for `models.weight` to fill.
 
     Args:
         ops: the implementation of the layers' ops, a module of minisgl_kernels.
         attention: the class of the attention layers; FusedAttention asks for a backend that reads K and V in place.
+        comm: the rank's end of its group; the decoder has the rank's part of each layer.
+
+    Raises:
+        ValueError: the config's heads or MLP do not divide by the size of the group.
     """
     with torch.device("meta"):
-        model = MODELS[config.architecture](config, attention)
+        model = MODELS[config.architecture](config, attention, comm)
     for module in model.modules():
         if hasattr(module, "ops"):
             module.ops = ops

@@ -19,7 +19,7 @@ MODULES = {
 # From the ground up. A module may import its own floor and those below.
 FLOORS = [
     ("minisgl.core", "minisgl.config"),
-    ("minisgl_kernels",),
+    ("minisgl_kernels", "minisgl.distributed"),
     ("minisgl.layers", "minisgl.kvcache"),
     ("minisgl.scheduler",),
     ("minisgl.attention", "minisgl.models"),
@@ -87,7 +87,7 @@ def test_what_plans_and_counts_is_imported_without_torch():
 def test_the_engine_stays_small():
     lines = {module: code_lines(path) for module, path in MODULES.items()}
 
-    assert sum(lines.values()) < 2_550, lines
+    assert sum(lines.values()) < 3_250, lines
 
 
 def test_a_line_of_code_is_neither_blank_nor_comment_nor_docstring(tmp_path):

@@ -6,6 +6,7 @@ come in parts, which pytest-xdist runs side by side: `pytest -n 15 -m gpu tests/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from random import Random
@@ -17,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from minisgl.config import EngineConfig
 from minisgl.core import Batch, Request, SamplingParams, WorkCounts
 from minisgl.engine.engine import Engine
 from minisgl.engine.runner import Flight
@@ -25,6 +27,7 @@ from minisgl.models.llama import LlamaForCausalLM
 from minisgl.models.register import build_model
 from minisgl.models.weight import load_weights
 from minisgl.simple import Recompute, naive_generate, step
+from tests.distributed.group import engine_on_threads
 from tests.engine.scenarios import FRESH, Scenario, expected, pairwise, scenario, scenarios
 from tests.helpers import check_pool, check_whole, hf_state, request, sample_rows, tiny_model
 
@@ -118,12 +121,17 @@ def twin_on_gpu() -> LlamaForCausalLM:
     return twin
 
 
-def run(case: Scenario, model: LlamaForCausalLM | None = None, **switches: Any) -> list[Request]:
+def run(
+    case: Scenario,
+    model: LlamaForCausalLM | None = None,
+    make: Callable[[LlamaForCausalLM, EngineConfig], Engine] = Engine,
+    **switches: Any,
+) -> list[Request]:
     """Serve a scenario and check after each step; whatever is in no page in use is NaN."""
     known = family()
     if case.switches["graphs"] != "off":
         switches = {"attention": "torch", "kernels": "torch"} | switches
-    engine = Engine(model or known.model, replace(case.config, **switches))
+    engine = make(model or known.model, replace(case.config, **switches))
     Random(len(case.asks)).shuffle(engine.pages._free)
     requests = requests_of(case, known)
     launch = engine.launch
@@ -197,6 +205,15 @@ def test_every_pair_of_switches_gives_the_bare_loops_tokens(row):
     draw = partial(scenario, prompts=len(family().prompts), answer=LONGEST, **row)
     for seed in range(4 if row["graphs"] == "off" else 2):
         run(draw(Random(seed)))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_any_traffic_on_two_ranks_gets_the_bare_loops_tokens(part):
+    first = Random().randrange(10**9) if FRESH else 0
+    for seed in range(first + part, first + scenarios(200), 4):
+        case = scenario(Random(seed), len(family().prompts), LONGEST, graphs="off")
+        print(f"scenario {seed}: {case}")  # pytest shows the last one if it fails
+        run(case, make=engine_on_threads)
 
 
 @pytest.mark.gpu
