@@ -30,7 +30,7 @@ from minisgl.models.config import ROPE_FIELDS, ModelConfig
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.models.register import build_model
 from minisgl.models.weight import random_weights
-from minisgl.scheduler.policy import rank
+from minisgl.scheduler.policy import precedence
 from minisgl.scheduler.scheduler import Scheduler
 
 # Each rope type, at sizes where a tiny model's few pairs fall on both sides of the thresholds.
@@ -258,7 +258,7 @@ def check_pool(scheduler: Scheduler, requests: Iterable[Request]) -> None:
     assert {r.id for r in scheduler.running} == {r.id for r in holding if r.finish_reason is None}
     assert all(r.in_flight for r in holding if r.finish_reason is not None), "an ended request holds pages for nothing"
     for queue in (scheduler.waiting, scheduler.running):
-        assert queue == sorted(queue, key=rank)
+        assert queue == sorted(queue, key=precedence)
 
 
 def check_whole(scheduler: Scheduler) -> None:

@@ -25,7 +25,7 @@ class Leader:
     """
 
     def __init__(self, send: Callable[[Command], None], rows: DeviceRows) -> None:
-        self._send, self._mailboxes = send, (rows.changes, rows.steps)
+        self._send, self._mailboxes = send, rows.mailboxes
         for mailbox in self._mailboxes:
             mailbox.noted = []
 

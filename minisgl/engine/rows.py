@@ -66,7 +66,7 @@ class DeviceRows:
         self._owners: list[Request | None] = [None] * rows
         self._requests, self._size, self._rows = list[Request](), 0, np.zeros(0, dtype=np.int64)  # of the last batch
         self._next = list[int]()  # where its requests go on
-        self.changes, self.steps = Mailbox(device), Mailbox(device)
+        self._changes, self._steps = self.mailboxes = Mailbox(device), Mailbox(device)
 
     def update(self, batch: Batch, size: int) -> None:
         """Send what changed since the step before, in one copy: page tables, newcomers, and who is in the batch.
@@ -102,7 +102,7 @@ class DeviceRows:
         else:
             self._begin(batch, at, values)
         if at:
-            self._state.index_copy_(0, *self.changes.send([at, values]))
+            self._state.index_copy_(0, *self._changes.send([at, values]))
 
     def _begin(self, batch: Batch, at: list[int], values: list[int]) -> None:
         """Send tokens and lengths where the device has others, and note what it will have after this step."""
@@ -116,10 +116,11 @@ class DeviceRows:
         self._lengths[rows] = np.where(ends >= known, ends, -1)
         self._next = self._lengths[rows].tolist()
 
-    def follow(self, changes: np.ndarray) -> None:
-        """Take over what another rank's `update` sent: places, then values."""
+    def follow(self, changes: np.ndarray, laid_out: np.ndarray, to: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Send what another rank's `update` and `lay_out` sent; returns the latter, if there was any."""
         if len(changes):
-            self._state.index_copy_(0, *self.changes.send(np.split(changes, 2)))
+            self._state.index_copy_(0, *self._changes.send(np.split(changes, 2)))
+        return self._steps.send([laid_out], to) if len(laid_out) else []
 
     def forget(self, batch: Batch) -> None:
         """A step failed, and what was sent for it may not have arrived: the next update sends it again.
@@ -163,7 +164,7 @@ class DeviceRows:
         token_rows[total:] = self.nobody
         last_rows[:n], kv_lens[:n] = ends - 1, starts + counts
         query_starts[1 : n + 1], query_starts[n + 1 :] = ends, total
-        [sent] = self.steps.send([laid_out], to)
+        [sent] = self._steps.send([laid_out], to)
         return self.laid_out(sent, num_tokens, size)
 
     def laid_out(self, sent: torch.Tensor, num_tokens: int, size: int) -> StepInputs:

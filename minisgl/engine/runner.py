@@ -190,19 +190,14 @@ class StepRunner:
             self.capture(_key(what))
             return
         changes, laid_out = command[1:3]
-        self.rows.follow(changes)
         if kind == REPLAY:
             assert self._graphs is not None
-            if len(laid_out):
-                self.rows.steps.send([laid_out], self._laid_out[: len(laid_out)])
+            self.rows.follow(changes, laid_out, self._laid_out[: len(laid_out)])
             self._graphs.replay(_key(what))
             return
         num_tokens, kv_lens = command[3].tolist(), command[4].tolist()
-        n = len(num_tokens)
-        inputs = self.rows.decode(n)
-        if len(laid_out):
-            [sent] = self.rows.steps.send([laid_out])
-            inputs = self.rows.laid_out(sent, sum(num_tokens), n)
+        n, sent = len(num_tokens), self.rows.follow(changes, laid_out)
+        inputs = self.rows.laid_out(sent[0], sum(num_tokens), n) if sent else self.rows.decode(n)
         inputs.page_table = inputs.page_table[:, : -(-max(kv_lens) // self.pool.page_size)]
         logits = self._logits(inputs, self.attention, num_tokens, kv_lens, self.work)
         self._choose(logits, inputs, *map(bool, what))

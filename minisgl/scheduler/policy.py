@@ -8,7 +8,7 @@ from minisgl.kvcache.cache_manager import CacheManager
 WINDOW = 128  # waiting requests compared in a step: matching them all against the tree would cost more than it gains
 
 
-def rank(request: Request) -> tuple[int, int]:
+def precedence(request: Request) -> tuple[int, int]:
     """Sorts by priority, then by arrival. A preempted request keeps its place."""
     return -request.params.priority, request.id
 

@@ -12,7 +12,7 @@ from math import ceil
 from minisgl.config import BATCH_TOKENS, EngineConfig
 from minisgl.core import Batch, FinishReason, Request, WorkCounts
 from minisgl.kvcache.cache_manager import CacheManager
-from minisgl.scheduler.policy import ORDERS, coming, rank, seen
+from minisgl.scheduler.policy import ORDERS, coming, precedence, seen
 
 
 class Scheduler:
@@ -28,8 +28,8 @@ class Scheduler:
     def __init__(self, config: EngineConfig, cache: CacheManager, max_len: int, work: WorkCounts | None = None) -> None:
         self.config, self.cache, self.max_len = config, cache, max_len
         self.work = work or WorkCounts()
-        self.waiting: list[Request] = []  # by rank
-        self.running: list[Request] = []  # by rank, so that the last one is the first to be preempted
+        self.waiting: list[Request] = []  # by precedence
+        self.running: list[Request] = []  # by precedence, so that the last one is the first to be preempted
         self.finished: list[Request] = []  # since somebody last looked: the engine empties it
         self._requests: dict[int, Request] = {}  # all that are not finished
         self.in_flight: list[Batch] = []  # planned, not retired
@@ -59,7 +59,7 @@ class Scheduler:
             self._finish(request, "error")
             return
         request.max_len = min(request.max_len, self.max_len)
-        insort(self.waiting, request, key=rank)
+        insort(self.waiting, request, key=precedence)
 
     def abort(self, request_id: int, reason: FinishReason = "abort") -> None:
         """End a request at any moment; unknown and finished ones are ignored.
@@ -214,7 +214,7 @@ class Scheduler:
         self._let_go(victim)
         victim.preemptions += 1
         self.work.preemptions += 1
-        insort(self.waiting, victim, key=rank)
+        insort(self.waiting, victim, key=precedence)
 
     def _admit(self, batch: Batch) -> None:
         """Let waiting requests run, in the policy's order, until one does not fit: nobody overtakes it."""
@@ -248,7 +248,7 @@ class Scheduler:
 
     def _start(self, request: Request) -> None:
         self.waiting.remove(request)
-        insort(self.running, request, key=rank)
+        insort(self.running, request, key=precedence)
         request.row = self._free_rows.pop()
         self.work.tokens_reused += request.num_computed
         if not request.preemptions:
