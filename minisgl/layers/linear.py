@@ -46,9 +46,8 @@ class RowLinear(Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool = False, comm: Comm = ALONE) -> None:
         columns = even_shard(in_features, comm, dim=1)
         super().__init__(columns.size, out_features, bias)
-        self.comm = comm
-        # Each rank adds its bias to its product: rank 0 the checkpoint's and the others zeros, so the sum has it once.
-        self.shards = {"weight": columns, "bias": Shard(out_features, ((0, out_features),) if comm.rank == 0 else ())}
+        self.comm, self.shards = comm, {"weight": columns}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [T, in_features / size] → [T, out_features]
-        return self.comm.all_reduce(super().forward(x))
+        bias = self.bias if self.comm.rank == 0 else None  # once, not once for each rank
+        return self.comm.all_reduce(self.ops.linear(x, self.weight, bias))
