@@ -141,6 +141,10 @@ class Ranks:
             crew.guarded -= 1
         self.check()
 
+    def settle(self) -> None:
+        """Gives a death that may be behind an error half a second to become known, before close() ends all."""
+        _until(lambda: self._crew.death, 5 * _SETTLE_S)
+
     def on_death(self, callback: Callable[[], object]) -> None:
         """Has `callback()` run in a thread of its own when a worker dies: it should abort what rank 0 may be waiting
         in (gloo's connections and the store's break by themselves). It must not hold this object alive."""

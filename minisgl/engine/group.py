@@ -52,7 +52,9 @@ class Group:
         if self._closed:
             return
         self._closed = True
-        if not in_step:
+        if in_step:
+            self.ranks.settle()
+        else:
             with suppress(RankDied):
                 self.send([np.array([STOP])])
         self.ranks.close(0 if in_step else 1)

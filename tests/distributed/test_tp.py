@@ -162,3 +162,27 @@ def test_a_dead_rank_is_an_error_in_the_process_that_lives_on(tmp_path):
         with pytest.raises(RankDied, match="rank 1 was killed by signal 9"):
             llm.generate(PROMPTS, GREEDY, progress=False)
     llm.close()
+
+
+def test_a_rank_that_dies_in_a_step_is_named_although_its_connection_broke_first(tmp_path, monkeypatch):
+    save(tmp_path)
+    llm = LLM(EngineConfig(model=str(tmp_path), tp=2, device="cpu", kv_pages=40))
+    assert llm.engine.group
+    crew, step = llm.engine.group.ranks._crew, llm.engine.step
+    [member], deaths, steps = crew.members, crew.deaths, []
+
+    def noticed_late():
+        time.sleep(0.2)
+        return deaths()
+
+    def killing():
+        steps.append(len(steps))
+        if len(steps) == 3:
+            os.kill(member.process.pid, signal.SIGKILL)
+        return step()
+
+    monkeypatch.setattr(crew, "deaths", noticed_late)
+    monkeypatch.setattr(llm.engine, "step", killing)
+    with pytest.raises(RankDied, match="rank 1 was killed by signal 9"):
+        llm.generate(PROMPTS, GREEDY, progress=False)
+    llm.close()
