@@ -27,7 +27,7 @@ from minisgl.config import EngineConfig
 from minisgl.core import SamplingParams
 
 TITLES = {1: "recompute everything", 2: "KV cache", 3: "paged pool", 4: "radix reuse", 5: "continuous batching"}
-TITLES |= {6: "attention kernels", 7: "fused ops", 8: "CUDA graphs"}
+TITLES |= {6: "attention kernels", 7: "fused ops", 8: "CUDA graphs", 9: "tensor parallel"}
 ON_A_CPU = [1, 2, 3, 4, 5]  # where those after 5 differ from it in its C++ ops only
 SYSTEM = [
     """You are the guide of a small museum of printing. You know its presses, its type cases and the people who worked
@@ -106,8 +106,9 @@ def number_of_requests(chapter: int, args: argparse.Namespace) -> int:
 
 
 def chapters() -> list[int]:
-    """All that have an engine."""
-    return list(takewhile(_has_engine, count(1)))
+    """All that have an engine of their own; on one device that of chapter 9 is the one before."""
+    numbers = takewhile(_has_engine, count(1))
+    return [n for n in numbers if n == 1 or EngineConfig.chapter(n) != EngineConfig.chapter(n - 1)]
 
 
 def _has_engine(chapter: int) -> bool:

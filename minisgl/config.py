@@ -126,4 +126,5 @@ _CHAPTERS: dict[int, dict[str, Any]] = {
     6: _EAGER | {"attention": "auto", "kernels": "torch"},
     7: _EAGER,
     8: {},
+    9: {},  # with --tp
 }

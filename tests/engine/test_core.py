@@ -107,6 +107,11 @@ def test_what_chapter_8_brings_is_off_before():
         assert getattr(EngineConfig.chapter(8), name) in ("auto", True)
 
 
+def test_chapter_9_is_chapter_8_on_any_number_of_ranks():
+    assert EngineConfig.chapter(9) == EngineConfig.chapter(8)
+    assert EngineConfig.chapter(9, tp=3) == dataclasses.replace(EngineConfig.chapter(8), tp=3)
+
+
 def test_an_unknown_chapter_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="chapter 99 has no engine: choose one of 1, 2"):
         EngineConfig.chapter(99)
