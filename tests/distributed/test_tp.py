@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +45,15 @@ def save(folder: Path, architecture: str = "LlamaForCausalLM", **shape: Any) -> 
 
 
 def workers() -> list[str]:
-    """Command lines of this process's children, but for Python's resource tracker."""
-    found = subprocess.run(["pgrep", "-a", "-P", str(os.getpid())], capture_output=True, text=True).stdout
-    return [line for line in found.splitlines() if "spawn_main" in line]
+    """The ranks that this process has started and that still run."""
+    return [child.name for child in active_children() if child.name.startswith("rank ")]
 
 
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
+def eventually(true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not true() and time.monotonic() < end:
+        time.sleep(0.02)
+    return true()
 
 
 def is_running(pid: int) -> bool:
@@ -96,7 +100,9 @@ SCRIPT = """
     from minisgl import LLM, EngineConfig, SamplingParams
 
     with LLM(EngineConfig(model=sys.argv[1], tp=2, device="cpu", kv_pages=40)) as llm:
-        print("ready", *(m.process.pid for m in llm.engine.group.ranks._crew.members), flush=True)
+        [member], ring = llm.engine.group.ranks._crew.members, llm.engine.group._ring
+        locks = [lock._semlock.name.replace("/", "sem.", 1) for lock in [*ring._filled, *ring._free]]
+        print("ready", member.process.pid, ring._block.name, *locks, flush=True)
         params = SamplingParams(max_tokens=100, ignore_eos=True, detokenize=False)
         while True:
             llm.generate([[3, 99, 14]], params, progress=False)
@@ -105,12 +111,11 @@ SCRIPT = """
 
 @pytest.fixture
 def run(tmp_path):
-    """A process that generates on two ranks for ever, and the process id of its rank 1."""
+    """A process that generates on two ranks for ever, and the process id of its rank 1; leaves no shared memory."""
     save(tmp_path)
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     path = os.pathsep.join([str(ROOT), *sys.path])
-    before = shared_memory()
     process = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -123,7 +128,9 @@ def run(tmp_path):
     yield process, int(line[1])
     process.kill()
     process.wait()
-    assert shared_memory() <= before
+    files = [Path("/dev/shm", name) for name in line[2:]]
+    assert len(files) == 3
+    assert eventually(lambda: not any(file.exists() for file in files))
 
 
 @pytest.mark.parametrize(
@@ -145,10 +152,7 @@ def test_whoever_is_killed_in_a_run_all_end_and_say_why(run, whom, what, said):
 
     assert process.returncode
     assert said in errors
-    end = time.monotonic() + 20
-    while is_running(rank_1) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not is_running(rank_1)
+    assert eventually(lambda: not is_running(rank_1))
 
 
 def test_a_dead_rank_is_an_error_in_the_process_that_lives_on(tmp_path):
