@@ -44,7 +44,14 @@ class Group:
         self._ring.send(command, alive=self.ranks.check)
 
     def guard(self) -> AbstractContextManager[None]:
-        """Around a step: see Ranks.guard."""
+        """Around a step: see Ranks.guard.
+
+        Raises:
+            RankDied: also if the ranks were ended, by close or because a step broke off.
+        """
+        if self._closed:
+            self.ranks.check()  # a death is the better reason
+            raise RankDied("the other ranks were ended, as a step broke off or the engine was closed: make a new one")
         return self.ranks.guard()
 
     def close(self, in_step: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that never meet, ranks that do, and a checkpoint's tensor that knows what is read of it."""
+"""Ranks that meet, and a checkpoint's tensor that knows what is read of it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,6 @@ from typing import Any
 import torch
 
 from minisgl.distributed.comm import Comm
-
-
-class Seat:
-    """A rank that is asked what it would hold, and never meets the others."""
-
-    in_graphs = False
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-
-def seats(size: int) -> list[Any]:
-    return [Seat(rank, size) for rank in range(size)]
 
 
 class OnDisk(torch.Tensor):

@@ -6,7 +6,7 @@ import pytest
 
 from minisgl.distributed.comm import ALONE
 from minisgl.layers.shard import even_shard
-from tests.ch09_tensor_parallel.scene import Seat, seats
+from tests.distributed.group import Seat, seats
 
 WHOLE = [1, 2, 5, 12, 101, 1536, 49152]
 SIZES = [1, 2, 3, 4, 7, 8]

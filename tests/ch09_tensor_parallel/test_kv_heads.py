@@ -8,7 +8,7 @@ import pytest
 
 from minisgl.distributed.comm import ALONE
 from minisgl.layers.shard import kv_heads_of
-from tests.ch09_tensor_parallel.scene import seats
+from tests.distributed.group import seats
 
 CASES = [(24, kv, size) for kv in (1, 2, 3, 4, 6, 8, 12, 24) for size in (1, 2, 3, 4, 6, 8, 12, 24)]
 CASES += [(9, 3, 3), (9, 3, 9), (9, 9, 3), (20, 4, 10), (64, 8, 16), (12, 3, 2)]

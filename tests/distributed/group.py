@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,27 @@ from minisgl.models.register import build_model
 from minisgl.models.weight import Weights, iter_weights, load_weights
 from minisgl.simple import Recompute
 from tests.helpers import hf_state, tiny_config
+
+
+class Seat:
+    """A rank that is asked what it would hold, and never meets the others."""
+
+    in_graphs = False
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def seats(size: int) -> list[Any]:
+    return [Seat(rank, size) for rank in range(size)]
+
+
+def eventually(true: Callable[[], bool], within_s: float = 60) -> bool:
+    """Whether it comes true; a test that waits so long has failed."""
+    end = time.monotonic() + within_s
+    while not true() and time.monotonic() < end:
+        time.sleep(0.02)
+    return true()
 
 
 class ThreadComm:

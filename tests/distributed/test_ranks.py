@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from minisgl.distributed.ranks import RankDied, Ranks
 from tests.distributed import rank_targets
+from tests.distributed.group import eventually
 
 ROOT = Path(__file__).parents[2]
 FOR_EVER_S = 60  # a test that waits this long has failed; what it waits for takes two seconds
@@ -28,13 +28,6 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
-
-
-def eventually(true) -> bool:
-    end = time.monotonic() + FOR_EVER_S
-    while not true() and time.monotonic() < end:
-        time.sleep(0.02)
-    return true()
 
 
 @pytest.fixture
@@ -218,6 +211,7 @@ SCRIPT = """
 import os, signal, sys, threading, time
 from minisgl.distributed.ranks import RankDied, Ranks
 from tests.distributed import rank_targets
+from tests.distributed.group import eventually
 MARK = 1
 ranks = Ranks(3, rank_targets.who)
 told = ranks.wait_ready()

@@ -18,12 +18,14 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.register import MODELS, build_model
 from minisgl.models.weight import iter_weights, random_weights
 from tests.distributed.group import (
+    Seat,
     collectives_and_logits,
     in_processes,
     in_threads,
     load_rank,
     logits_of,
     rank_logits,
+    seats,
     sum_in_a_graph,
 )
 from tests.helpers import hf_state, tiny_config, tiny_model
@@ -33,19 +35,6 @@ CPU = torch.device("cpu")
 SIZES = [2, 3, 4]
 IDS = torch.randint(101, (23,), generator=torch.Generator().manual_seed(1))
 BIASED = {"attention_bias": True, "mlp_bias": True}
-
-
-class Seat:
-    """A rank that is asked what it would hold, and never meets the others."""
-
-    in_graphs = False
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-
-def seats(size: int) -> list[Any]:
-    return [Seat(rank, size) for rank in range(size)]
 
 
 def shape(**overrides: Any) -> dict[str, Any]:

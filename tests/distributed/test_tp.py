@@ -8,15 +8,16 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from minisgl import LLM, EngineConfig, SamplingParams
 from minisgl.distributed.ranks import RankDied
+from tests.distributed.group import eventually
 from tests.helpers import hf_twin, tiny_model
 from tests.tiny_tokenizer import byte_level_tokenizer
 
@@ -47,13 +48,6 @@ def save(folder: Path, architecture: str = "LlamaForCausalLM", **shape: Any) -> 
 def workers() -> list[str]:
     """The ranks that this process has started and that still run."""
     return [child.name for child in active_children() if child.name.startswith("rank ")]
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
-    while not true() and time.monotonic() < end:
-        time.sleep(0.02)
-    return true()
 
 
 def is_running(pid: int) -> bool:
@@ -188,5 +182,19 @@ def test_a_rank_that_dies_in_a_step_is_named_although_its_connection_broke_first
     monkeypatch.setattr(crew, "deaths", noticed_late)
     monkeypatch.setattr(llm.engine, "step", killing)
     with pytest.raises(RankDied, match="rank 1 was killed by signal 9"):
+        llm.generate(PROMPTS, GREEDY, progress=False)
+    llm.close()
+
+
+def test_after_an_interrupted_step_the_engine_says_that_its_ranks_were_ended(tmp_path, monkeypatch):
+    save(tmp_path)
+    llm = LLM(EngineConfig(model=str(tmp_path), tp=2, device="cpu", kv_pages=40))
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine.runner, "launch", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY, progress=False)
+
+    assert not workers()
+    with pytest.raises(RankDied, match="the other ranks were ended, as a step broke off"):
         llm.generate(PROMPTS, GREEDY, progress=False)
     llm.close()
