@@ -1,5 +1,6 @@
 """Uses other files in place of modules. Whoever imports such a module afterwards gets the file, and whoever compiles
-such a CUDA source compiles it: `minisgl_kernels.cuda.build` reads the variable set here, in child processes too.
+such a CUDA source compiles it: `minisgl_kernels.cuda.build` reads the variable set here, in child processes too. The
+processes of an engine (`minisgl.distributed.ranks`) call `inherit` when they start.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from chapters.manifest import CourseError
 from chapters.symbols import CUDA
 
 SOURCES = "MINISGL_CUDA_SOURCES"  # name=path of each CUDA file, joined by os.pathsep
+AT_START = "MINISGL_AT_START"  # what the processes of an engine call first
 MODULES = "MINISGL_MODULES"  # module=path of each Python file, for `inherit`
 
 
@@ -45,6 +47,7 @@ def install(files: Mapping[str, Path]) -> None:
         if module in sys.modules:
             raise CourseError(f"{module} was imported before it could be replaced: import it later, or in a function")
     sys.meta_path.insert(0, _Finder(modules))
+    os.environ[AT_START] = "chapters.replace:inherit"
     os.environ[MODULES] = os.pathsep.join(f"{module}={path}" for module, path in modules.items())
     cuda = {module.rpartition(".")[2] + path.suffix: path for module, path in files.items() if module not in modules}
     if cuda:

@@ -8,6 +8,7 @@ come from a file, a notebook or a pipe, and needs no `if __name__ == "__main__"`
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -16,20 +17,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
 _GRACE_S = 1.0  # for a worker to end by itself, and once more after SIGTERM
 _SETTLE_S = 0.1  # after the first sign of a death: others may follow, and one of them may be its cause
 _PATIENCE_S = 1.5  # for rank 0 to come back from a wait that a death may have made endless
+AT_START = "MINISGL_AT_START"  # a variable: "module:function" that a worker calls before it imports its target
 _starting = threading.Lock()
 
 
@@ -70,33 +74,45 @@ class Ranks:
     The workers end with close(), when nobody holds this object any more, and when the interpreter exits. If rank 0 is
     killed, they exit by themselves. Ctrl-C reaches rank 0 only.
 
+    A worker may have workers of its own: they end with it, and with rank 0.
+
     Args:
         target: a function of an importable module; one of the user's script cannot be pickled.
         args: picklable for a spawned process; locks and shared memory of multiprocessing may be among them.
         timeout_s: until all must be ready, and of every wait at the store.
-
-    Attributes:
-        store: rank 0's connection to the TCPStore of this run, which listens at a free port, to this machine only.
+        names: what messages call the workers, where "rank 1", "rank 2", … would not say what they are.
     """
 
     def __init__(
-        self, size: int, target: Callable[..., object], args: tuple[Any, ...] = (), timeout_s: float = 300.0
+        self,
+        size: int,
+        target: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        timeout_s: float = 300.0,
+        *,
+        names: Sequence[str] = (),
     ) -> None:
         self.timeout_s, self._started = timeout_s, time.monotonic()
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        self._crew = crew = _Crew(_store(port, timeout_s, listener))
-        self.store = _store(port, timeout_s)
+        self._crew = crew = _Crew(socket.create_server(("127.0.0.1", 0)))
         self._finalizer = Finalize(self, crew.end, (0.0,), exitpriority=0)  # no worker was told to return
-        for rank in range(1, size):
+        for rank, name in enumerate(names or [f"rank {rank}" for rank in range(1, size)], 1):
             report, theirs = connection.Pipe(duplex=False)
-            work = (os.getpid(), Seat(rank, size, port, timeout_s, theirs), _Late((target, args)))
-            process = get_context("spawn").Process(target=_work, args=work, name=f"rank {rank}", daemon=True)
+            work = (os.getpid(), Seat(rank, size, crew.port, timeout_s, theirs), _Late((target, args)))
+            process = get_context("spawn").Process(target=_work, args=work, name=name, daemon=False)
             with _without_main():
                 process.start()
             theirs.close()  # so that the pipe ends when the worker does
-            crew.members.append(_Member(rank, process, report))
+            crew.members.append(_Member(process, report))
         crew.watcher.start()
+
+    @cached_property
+    def store(self) -> Any:
+        """Rank 0's connection to the TCPStore of this run, which listens at a free port, to this machine only.
+
+        Made at the first use, which imports torch; workers that connect() wait until then."""
+        self._crew.server = _store(self._crew.port, self.timeout_s, self._crew.listener)
+        self.check()  # or nobody would break our waits there
+        return _store(self._crew.port, self.timeout_s)
 
     def wait_ready(self) -> list[Any]:
         """Waits until all workers are ready and returns what they gave, rank 1 first.
@@ -110,7 +126,7 @@ class Ranks:
             self.check()
             return [m.said["ready"] for m in crew.members]
         within = f"did not report ready within {self.timeout_s:g} s"
-        late = [f"rank {m.rank} {within}: it was {m.said['stage']}" for m in crew.late()]
+        late = [f"{m.process.name} {within}: it was {m.said['stage']}" for m in crew.late()]
         self.close(grace_s=0)
         raise TimeoutError("\n".join(late))
 
@@ -159,7 +175,6 @@ class Ranks:
 class _Member:
     """What rank 0 knows of a worker."""
 
-    rank: int
     process: BaseProcess
     report: connection.Connection
     said: dict[str, Any] = field(default_factory=lambda: {"stage": "starting"})
@@ -178,12 +193,12 @@ class _Member:
         and of those that failed, the first did not fail for it."""
         if "failed" in self.said:
             when, text = self.said["failed"]
-            return True, when, f"rank {self.rank} failed:\n{text}"
+            return True, when, f"{self.process.name} failed:\n{text}"
         if self.code is None or (self.code == 0 and "ready" in self.said):
             return None
         name = {s.value: s.name for s in signal.Signals}.get(-self.code, "?")
         how = f"exited with code {self.code}" if self.code >= 0 else f"was killed by signal {-self.code} ({name})"
-        return self.code >= 0, float("inf"), f"rank {self.rank} {how} while {self.said['stage']}"
+        return self.code >= 0, float("inf"), f"{self.process.name} {how} while {self.said['stage']}"
 
 
 class _Crew:
@@ -191,8 +206,8 @@ class _Crew:
 
     Only that thread asks after processes and ends them, and when it has gone, end()."""
 
-    def __init__(self, server: Any) -> None:
-        self.server = server
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener, self.port, self.server = listener, listener.getsockname()[1], None
         self.members: list[_Member] = []
         self.death, self.guarded, self.closing = "", 0, False
         self.on_death: Callable[[], object] | None = None
@@ -236,6 +251,7 @@ class _Crew:
             return
         self.closing = True
         self.wake.send(None)
+        self.listener.close()
         if self.watcher.is_alive() and self.watcher is not threading.current_thread():
             self.watcher.join()
         _until(self.gone, grace_s)
@@ -263,8 +279,11 @@ def _work(parent: int, seat: Seat, late: _Late) -> None:
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal: rank 0 decides
     try:
+        if first := os.environ.get(AT_START):
+            resolve_name(first)()
         target, args = pickle.loads(late.data)
         target(seat, *args)
+        gc.freeze()  # or Python, as it ends, looks through all objects of torch for most of a second
     except Exception:
         seat.report.send({"failed": (time.time(), traceback.format_exc())})
         sys.stdout.flush()

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from chapters import progress, workspace
 from chapters.manifest import load_chapters
+from chapters.replace import MODULES
+from chapters.stubs import stub
+from chapters.symbols import ROOT
+from tests.helpers import hf_twin, tiny_model
+from tests.tiny_tokenizer import byte_level_tokenizer
 
 MINE = "workspace/ch01/sums.py"
 ANSWERS = {
@@ -92,6 +101,41 @@ def test_every_importer_sees_the_readers_module(mine, edit):
 
     assert "test_triple" in out
     assert states[0] == "failing"
+
+
+@pytest.mark.parametrize(("answers", "told"), [(0, f"{MINE}:11: NotImplementedError: 01.1 Double"), (1, "1 passed")])
+def test_processes_of_an_engine_use_the_readers_module(mine, root, answers, told):
+    (root / "toy/hands.py").write_text("from toy.sums import double\n\n\ndef hand(seat):\n    seat.ready(double(4))\n")
+    (root / "tests/ch01_sums/test_double.py").write_text(
+        "from minisgl.distributed.ranks import Ranks\nfrom toy.hands import hand\n\n\n"
+        "def test_hand():\n    assert Ranks(2, hand).wait_ready() == [8]\n"
+    )
+
+    out, _, _ = mine("tests/ch01_sums", "-k", "hand", answers=answers)
+
+    assert told in out
+
+
+@pytest.mark.parametrize(("written", "told"), [(False, "rank 1 failed:"), (True, "")])
+def test_a_rank_follows_with_what_the_reader_wrote(tmp_path, written, told):
+    """Only ranks that follow come to task 09.8, and those are other processes."""
+    [chapter] = [c for c in load_chapters(ROOT) if c.number == 9]
+    hf_twin(tiny_model()).save_pretrained(tmp_path)
+    byte_level_tokenizer().save_pretrained(tmp_path)
+    runner = ROOT / "minisgl/engine/runner.py"
+    text = runner.read_text(encoding="utf-8") if written else stub(ROOT, chapter, "minisgl.engine.runner")
+    (tmp_path / "runner.py").write_text(text, encoding="utf-8")
+    flags = ["--model", str(tmp_path), "--tp", "2", "--device", "cpu", "--kv-pages", "40", "--max-tokens", "3"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "chapters.replace", "minisgl", "generate", *flags, "Once"],
+        env=os.environ | {MODULES: f"minisgl.engine.runner={tmp_path / 'runner.py'}"},
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert told in done.stderr
+    assert ("NotImplementedError: 09.8 Follow rank 0" in done.stderr) == (not written)
+    assert done.returncode == (0 if written else 1), done.stderr
 
 
 @pytest.mark.parametrize("args", [["-k", "triple"], ["tests/ch01_sums/test_double.py::test_triple"]])

@@ -6,15 +6,28 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from minisgl.distributed.ranks import Ranks
 
-def who(seat: Any) -> None:
+
+def who(seat: Any, below: Sequence[Any] = ()) -> None:
     """Says who it is, and waits to be ended."""
     ran_script = hasattr(sys.modules["__main__"], "MARK")
-    seat.ready({"pid": os.getpid(), "rank": seat.rank, "size": seat.size, "ran_script": ran_script})
+    seat.ready({"pid": os.getpid(), "rank": seat.rank, "size": seat.size, "ran_script": ran_script, "below": below})
     time.sleep(300)
+
+
+def leads(seat: Any) -> None:
+    """As rank 1, has a worker of its own."""
+    below = Ranks(2, who, names=["the hand"]) if seat.rank == 1 else None
+    who(seat, below.wait_ready() if below else [])
+
+
+def leads_and_fails(seat: Any) -> None:
+    Ranks(2, raises, (1,), names=["the hand"]).wait_ready()
 
 
 def returns_when_told(seat: Any) -> None:

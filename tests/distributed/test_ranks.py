@@ -15,19 +15,10 @@ import pytest
 
 from minisgl.distributed.ranks import RankDied, Ranks
 from tests.distributed import rank_targets
-from tests.distributed.group import eventually
+from tests.distributed.group import ended_in_time, eventually, gone
 
 ROOT = Path(__file__).parents[2]
 FOR_EVER_S = 60  # a test that waits this long has failed; what it waits for takes two seconds
-
-
-def gone(pid: int) -> bool:
-    """No process has this id, not even a zombie."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 @pytest.fixture
@@ -35,8 +26,8 @@ def start():
     """Ranks that are closed after the test."""
     started = []
 
-    def start(size, target, *args, timeout_s=FOR_EVER_S):
-        started.append(Ranks(size, target, args, timeout_s))
+    def start(size, target, *args, timeout_s=FOR_EVER_S, names=()):
+        started.append(Ranks(size, target, args, timeout_s, names=names))
         return started[-1]
 
     yield start
@@ -134,6 +125,22 @@ def test_a_worker_that_leaves_before_it_is_ready_has_died(start, code):
         start(2, rank_targets.leaves_early, code).wait_ready()
 
 
+def test_a_name_stands_in_messages_for_the_rank(start):
+    ranks = start(2, rank_targets.leads_and_fails, names=["the engine"])
+
+    with pytest.raises(RankDied, match=r"(?s)^the engine failed:\nTraceback .*RankDied: the hand failed:\nTraceback"):
+        ranks.wait_ready()
+
+
+def test_a_worker_that_is_killed_takes_its_own_workers_along(start):
+    ranks = start(2, rank_targets.leads)
+    [told] = ranks.wait_ready()
+
+    os.kill(told["pid"], signal.SIGKILL)
+
+    assert eventually(lambda: gone(told["below"][0]["pid"]))
+
+
 def test_a_late_worker_is_named_with_its_stage_and_none_is_left(start):
     ranks = start(3, rank_targets.is_late, 2, timeout_s=3)
 
@@ -211,11 +218,11 @@ SCRIPT = """
 import os, signal, sys, threading, time
 from minisgl.distributed.ranks import RankDied, Ranks
 from tests.distributed import rank_targets
-from tests.distributed.group import eventually
 MARK = 1
-ranks = Ranks(3, rank_targets.who)
+ranks = Ranks(3, rank_targets.leads)
 told = ranks.wait_ready()
-print(*(info["pid"] for info in told), *(info["ran_script"] for info in told), flush=True)
+everyone = [*told, *told[0]["below"]]
+print(*(info["pid"] for info in everyone), *(info["ran_script"] for info in everyone), flush=True)
 """
 STUCK = """
 os.kill(told[0]["pid"], signal.SIGKILL)
@@ -233,7 +240,7 @@ time.sleep(300)
 @pytest.fixture
 def run(tmp_path):
     """Starts a script that has no `if __name__ == "__main__"`, in a process group of its own; returns it and the ids of
-    its workers."""
+    its two workers and of the worker that the first of them has."""
     running = []
 
     def run(more, way="file"):
@@ -249,8 +256,8 @@ def run(tmp_path):
             start_new_session=True,
         )
         running.append(process)
-        *pids, one, two = process.stdout.readline().split()
-        assert (one, two) == ("False", "False")  # the workers have not run the script
+        *pids, one, two, three = process.stdout.readline().split()
+        assert {one, two, three} == {"False"}  # the workers have not run the script
         return process, [int(pid) for pid in pids]
 
     yield run
@@ -277,14 +284,22 @@ def test_rank_0_that_waits_for_ever_exits_with_the_reason(run):
     assert eventually(lambda: all(map(gone, pids)))
 
 
-def test_a_killed_parent_leaves_no_worker_and_no_shared_memory(run):
-    process, pids = run(BLOCK)
-    block = Path("/dev/shm", process.stdout.readline().strip())
+def test_rank_0_that_shares_no_store_imports_no_torch(run):
+    process, _ = run("print('torch' in sys.modules)")
 
-    process.kill()
+    assert process.stdout.readline() == "False\n"
 
-    assert eventually(lambda: all(map(gone, pids)))
-    assert eventually(lambda: not block.exists())
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_parent_leaves_no_worker_and_no_shared_memory(run, by):
+    blocks = []
+
+    def kill(process, *pids):
+        blocks.append(Path("/dev/shm", process.stdout.readline().strip()))
+        process.send_signal(by)
+
+    assert ended_in_time(lambda: run(BLOCK), kill)
+    assert eventually(lambda: not any(block.exists() for block in blocks))
 
 
 def test_a_killed_parent_leaves_no_worker_though_its_forked_child_lives(run):

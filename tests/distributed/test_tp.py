@@ -17,7 +17,7 @@ import pytest
 
 from minisgl import LLM, EngineConfig, SamplingParams
 from minisgl.distributed.ranks import RankDied
-from tests.distributed.group import eventually
+from tests.distributed.group import ended_in_time, eventually
 from tests.helpers import hf_twin, tiny_model
 from tests.tiny_tokenizer import byte_level_tokenizer
 
@@ -48,14 +48,6 @@ def save(folder: Path, architecture: str = "LlamaForCausalLM", **shape: Any) -> 
 def workers() -> list[str]:
     """The ranks that this process has started and that still run."""
     return [child.name for child in active_children() if child.name.startswith("rank ")]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def tokens(folder: Path, tp: int) -> list[list[int]]:
@@ -105,25 +97,32 @@ SCRIPT = """
 
 @pytest.fixture
 def run(tmp_path):
-    """A process that generates on two ranks for ever, and the process id of its rank 1; leaves no shared memory."""
+    """Starts a process that generates on two ranks for ever, and gives it and the process id of its rank 1. None that
+    was started leaves shared memory."""
     save(tmp_path)
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     path = os.pathsep.join([str(ROOT), *sys.path])
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )  # fmt: skip
-    assert process.stdout
-    line = process.stdout.readline().split()
-    assert line[:1] == ["ready"], process.communicate()[1]
-    time.sleep(0.3)  # into the run
-    yield process, int(line[1])
-    process.kill()
-    process.wait()
-    files = [Path("/dev/shm", name) for name in line[2:]]
-    assert len(files) == 3
+    started, files = [], []
+
+    def run():
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path},
+        )  # fmt: skip
+        started.append(process)
+        line = process.stdout.readline().split()
+        assert line[:1] == ["ready"], process.communicate()[1]
+        files.extend(Path("/dev/shm", name) for name in line[2:])
+        time.sleep(0.3)  # into the run
+        return process, [int(line[1])]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+    assert len(files) == 3 * len(started)
     assert eventually(lambda: not any(file.exists() for file in files))
 
 
@@ -132,21 +131,25 @@ def run(tmp_path):
     [
         ("rank 1", signal.SIGKILL, "rank 1 was killed by signal 9 (SIGKILL) while running"),
         ("rank 0", signal.SIGKILL, ""),
+        ("rank 0", signal.SIGTERM, ""),
         ("all", signal.SIGINT, "KeyboardInterrupt"),
     ],
 )
-def test_whoever_is_killed_in_a_run_all_end_and_say_why(run, whom, what, said):
-    process, rank_1 = run
-    if whom == "all":  # as a terminal does
-        os.killpg(process.pid, what)
-    else:
-        os.kill(rank_1 if whom == "rank 1" else process.pid, what)
+def test_whoever_is_killed_in_a_run_all_end_within_two_seconds_and_say_why(run, whom, what, said):
+    ended = []
 
-    _, errors = process.communicate(timeout=20)
+    def kill(process, rank_1):
+        ended.append(process)
+        if whom == "all":  # as a terminal does
+            os.killpg(process.pid, what)
+        else:
+            os.kill(rank_1 if whom == "rank 1" else process.pid, what)
 
-    assert process.returncode
-    assert said in errors
-    assert eventually(lambda: not is_running(rank_1))
+    assert ended_in_time(run, kill)
+    for process in ended:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode
+        assert said in errors
 
 
 def test_a_dead_rank_is_an_error_in_the_process_that_lives_on(tmp_path):
