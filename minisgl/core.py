@@ -71,8 +71,9 @@ class SamplingParams:
     detokenize: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):  # one string, not a sequence of its letters
-            object.__setattr__(self, "stop", (self.stop,))
+        # One string is not a sequence of its letters. Tuples: equal to each other, and nobody's to change.
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         require(self, self.max_tokens >= 1, "max_tokens", "at least 1")
         require(self, 0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens")
         require(self, 0 <= self.temperature < float("inf"), "temperature", "0 or more, and finite")

@@ -6,11 +6,9 @@ Ties together what knows nothing of each other: tokenizer, model and engine.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -19,80 +17,14 @@ import minisgl_hub as hub
 from tqdm import tqdm
 
 from minisgl.config import EngineConfig
-from minisgl.core import FinishReason, Request, SamplingParams, TokenLogprobs
+from minisgl.core import SamplingParams
 from minisgl.distributed.ranks import RankDied
-from minisgl.engine.build import build_engine, choose_device
-from minisgl.engine.group import start
-from minisgl.tokenizer.detokenizer import IncrementalDetokenizer
-from minisgl.tokenizer.stop import StopStrings
+from minisgl.engine.group import open_engine
+from minisgl.message.messages import news, submissions
+from minisgl.tokenizer.answer import Answer, Completion
+from minisgl.tokenizer.encode import Message, Prompt, encode, is_ids
 
-Message = Mapping[str, str]  # {"role": "user", "content": "…"}
-Prompt = str | Sequence[int] | Sequence[Message]
-
-
-@dataclass
-class Completion:
-    """What became of one prompt. Times are in seconds from its submission."""
-
-    prompt_tokens: int
-    request_id: int = 0  # for LLM.abort
-    index: int = 0  # which of the n answers to its prompt
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)  # an end-of-sequence token included
-    finish_reason: FinishReason | None = None  # None while it is being written, or if it was cut off
-    error: str = ""  # why, when finish_reason is "error"
-    cached_tokens: int = 0  # of the prompt, found in the prefix cache
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a token, if asked for
-    first_token_s: float = 0.0
-    total_s: float = 0.0
-
-    @property
-    def decode_tokens_per_s(self) -> float:
-        """Tokens after the first, by the time they took; 0 for a single token."""
-        rest = self.total_s - self.first_token_s
-        return (len(self.token_ids) - 1) / rest if len(self.token_ids) > 1 else 0.0
-
-
-class _Answer:
-    """A request on its way, and its completion as it stands."""
-
-    def __init__(self, request: Request, index: int, detokenizer: IncrementalDetokenizer | None) -> None:
-        self.request = request
-        self.completion = Completion(request.prompt_len, request.id, index)
-        self.unread = ""  # text that nobody has fetched
-        self.stopped = False  # a stop string came
-        self._detokenizer, self._stops = detokenizer, StopStrings(request.params.stop)
-        self._submitted = time.perf_counter()
-
-    @property
-    def is_open(self) -> bool:
-        return self.completion.finish_reason is None
-
-    def update(self, now: float) -> int:
-        """Take in what the request got since the last call, as of now; returns the number of tokens."""
-        request, completion = self.request, self.completion
-        new_tokens = request.tokens[request.prompt_len + len(completion.token_ids) :]
-        completion.token_ids += new_tokens
-        if self._detokenizer:
-            for token in new_tokens:
-                if not self.stopped:
-                    self._say(self._detokenizer.push(token))
-            if request.finish_reason and not self.stopped:
-                self._say(self._detokenizer.flush(), last=True)
-        completion.total_s = now - self._submitted
-        if completion.token_ids and not completion.first_token_s:
-            completion.first_token_s = completion.total_s
-        completion.cached_tokens, completion.logprobs = request.num_cached, request.logprobs
-        completion.error = request.error
-        completion.finish_reason = "stop" if self.stopped else request.finish_reason
-        return len(new_tokens)
-
-    def _say(self, piece: str, last: bool = False) -> None:
-        text, self.stopped = self._stops.push(piece)
-        if last and not self.stopped:
-            text += self._stops.flush()
-        self.completion.text += text
-        self.unread += text
+__all__ = ["LLM", "Completion", "Message", "Prompt"]
 
 
 class LLM:
@@ -109,12 +41,10 @@ class LLM:
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
         self.path = hub.resolve(self.config.model, config_only=self.config.random_weights)
-        self.device = choose_device(self.config.device)
-        make = build_engine if self.config.tp == 1 else start
-        self.engine = make(self.config, self.path, self.device)
-        self.model = self.engine.model
+        self.engine = open_engine(self.config, self.path)
+        self.model, self.device = self.engine.model, self.engine.model.device
         self.work = self.engine.work
-        self._open: dict[int, _Answer] = {}
+        self._open: dict[int, Answer] = {}
         self._to_abort: list[int] = []
         self._ids, self._refusal = count(), ""
         self._output_tokens, self._busy_s = 0, 0.0
@@ -137,17 +67,7 @@ class LLM:
         Raises:
             ValueError: a chat for a model without a chat template, or one that its template refuses.
         """
-        if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
-        if not prompt or isinstance(prompt[0], int):
-            return list(prompt)  # type: ignore[arg-type]
-        if self.tokenizer.chat_template is None:
-            raise ValueError(f"{self.config.model} has no chat template: give it plain text to continue")
-        try:
-            text = self.tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template raises what it likes: over a role that it does not know, say
-            raise ValueError(f"the model's chat template refuses this chat: {error}") from error
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # the template wrote them already
+        return list(prompt) if is_ids(prompt) else encode(self.tokenizer, prompt, self.config.model)
 
     def generate(
         self,
@@ -174,7 +94,7 @@ class LLM:
         each = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} params: give one for all, or one for each")
-        answers: list[_Answer] = []
+        answers: list[Answer] = []
         try:
             for prompt, own in zip(prompts, each, strict=True):
                 answers += self._submit(prompt, own)  # type: ignore[arg-type]
@@ -200,8 +120,7 @@ class LLM:
             while True:
                 while answer.is_open and not answer.unread:
                     self.step()
-                piece, answer.unread = answer.unread, ""
-                last = not answer.is_open
+                piece, last = answer.fetch(), not answer.is_open
                 yield piece, answer.completion
                 if last:
                     return
@@ -227,14 +146,13 @@ class LLM:
         finally:
             self._abandon([answer])
 
-    async def _next_piece(self, answer: _Answer, lock: asyncio.Lock) -> tuple[str, bool]:
+    async def _next_piece(self, answer: Answer, lock: asyncio.Lock) -> tuple[str, bool]:
         """New text, and whether it is the last. A task of its own: a step runs to its end under the lock, however often
         its stream is cancelled."""
         async with lock:
             if answer.is_open and not answer.unread:
                 await asyncio.to_thread(self.step)
-            piece, answer.unread = answer.unread, ""
-            return piece, not answer.is_open
+            return answer.fetch(), not answer.is_open
 
     def abort(self, request_id: int) -> None:
         """End a request at any moment: its completion finishes with "abort" in the next step."""
@@ -251,7 +169,10 @@ class LLM:
             answer = self._open.get(request.id)
             if answer is None:  # ended by a stop string or abandoned
                 continue
-            self._output_tokens += answer.update(now)
+            output = news(request, len(answer.completion.token_ids))
+            self._output_tokens += len(output.tokens)
+            answer.receive(output, now)
+            answer.read()
             if answer.stopped and request.finish_reason is None:
                 self.engine.abort(request.id, "stop")
             if not answer.is_open:
@@ -275,35 +196,30 @@ class LLM:
         self.engine.close()
         self._refusal = "this LLM is closed: make a new one"
 
-    def _submit(self, prompt: Prompt, params: SamplingParams) -> list[_Answer]:
+    def _submit(self, prompt: Prompt, params: SamplingParams) -> list[Answer]:
         """Queue the n requests of a prompt; what is wrong with a prompt becomes its completion's error."""
         ids, refusal = list[int](), self._refusal
         try:
             ids = self.encode(prompt)
         except ValueError as problem:
             refusal = refusal or str(problem)
-        stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids |= set(self.model.config.eos_token_ids)
-        first_seed = random.getrandbits(62) if params.seed is None else params.seed
         answers = []
-        for i in range(params.n):
-            request = Request(next(self._ids), list(ids), params, stop_ids, seed=(first_seed + i) % 2**63)
-            answer = _Answer(request, i, IncrementalDetokenizer(self.tokenizer) if params.detokenize else None)
-            answers.append(answer)
-            self._open[request.id] = answer
-            self.engine.add(request, refusal)
+        for i, submit in enumerate(submissions(self._ids, ids, params, self.model.config.eos_token_ids)):
+            completion = Completion(len(ids), submit.id, i)
+            answers.append(Answer(completion, self.tokenizer if params.detokenize else None, params.stop))
+            self._open[submit.id] = answers[-1]
+            self.engine.add(submit.request(), refusal)
         return answers
 
-    def _submit_one(self, prompt: Prompt, params: SamplingParams | None) -> _Answer:
+    def _submit_one(self, prompt: Prompt, params: SamplingParams | None) -> Answer:
         params = params or SamplingParams()
         if params.n != 1:
             raise ValueError(f"n is {params.n}, but a stream carries one answer: start n streams, or use generate")
         return self._submit(prompt, params)[0]
 
-    def _abandon(self, answers: list[_Answer]) -> None:
+    def _abandon(self, answers: list[Answer]) -> None:
         """Abort what is still open: nobody waits for it any more."""
         for answer in answers:
             if answer.is_open:
-                self._open.pop(answer.request.id, None)
-                self.abort(answer.request.id)
+                self._open.pop(answer.completion.request_id, None)
+                self.abort(answer.completion.request_id)

@@ -22,7 +22,7 @@ from minisgl.distributed.comm import ALONE, Comm
 from minisgl.engine.lead import Leader
 from minisgl.engine.rows import DeviceRows
 from minisgl.engine.runner import Flight, StepRunner
-from minisgl.engine.trace import Trace
+from minisgl.engine.trace import Trace, Traces
 from minisgl.kvcache.cache_manager import CacheManager
 from minisgl.kvcache.contiguous import kv_bytes_per_token
 from minisgl.kvcache.mha_pool import MHAPool, pages_in
@@ -64,7 +64,7 @@ class Engine:
         cache = CacheManager(self.pages, config.page_size, self.prefix)
         max_len = min(context, self.pages.capacity * config.page_size + 1)  # the last token is never fed back
         self.scheduler = Scheduler(config, cache, max_len, self.work)
-        self.trace = Trace(config.trace, self.scheduler) if config.trace else None
+        self.trace = Traces(file=Trace(config.trace, self.scheduler)) if config.trace else Traces()
         self.group: Group | None = None  # the other ranks
         self.flights = deque[Flight]()  # steps in flight
         self._ahead = int(config.overlap == "on")  # how many of them may stay so
@@ -218,9 +218,7 @@ class Engine:
             self.group.close()
         self.runner = None  # its graphs read the pool
         self.pool.kv = self.pool.kv.new_empty(0)
-        if self.trace:
-            self.trace.close()
-        self.trace = None
+        self.trace.close()
 
 
 def free_bytes(device: torch.device) -> int:

@@ -14,9 +14,10 @@ from minisgl_kernels.launches import overlapping
 
 from minisgl.config import EngineConfig
 from minisgl.distributed.comm import GroupComm, connect
+from minisgl.distributed.peer import PeerComm, require_peers
 from minisgl.distributed.ranks import RankDied, Ranks, Seat
 from minisgl.distributed.shared_tensor import CommandRing, RingReader
-from minisgl.engine.build import load_model
+from minisgl.engine.build import build_engine, choose_device, load_model
 from minisgl.engine.engine import Engine
 from minisgl.engine.lead import STOP, Command
 from minisgl.layers.shard import divided
@@ -31,8 +32,14 @@ class Group:
 
     def __init__(self, config: EngineConfig, folder: Path, device: torch.device, backend: str) -> None:
         self._ring, self._closed = CommandRing(config.tp - 1), False
+        self._comm: GroupComm | PeerComm | None = None
         readers = [self._ring.reader(i) for i in range(config.tp - 1)]
         self.ranks = Ranks(config.tp, work, (replace(config, trace=None), folder, device, backend, readers))
+
+    def joined(self, comm: GroupComm | PeerComm) -> None:
+        """Rank 0's own end, which is aborted when a rank dies or a step breaks off, and closed with this."""
+        self._comm = comm
+        self.ranks.on_death(comm.abort)
 
     def ready(self) -> None:
         """Wait until all ranks have their engines."""
@@ -66,6 +73,14 @@ class Group:
                 self.send([np.array([STOP])])
         self.ranks.close(0 if in_step else 1)
         self._ring.close()
+        if self._comm:
+            self._comm.close()
+
+
+def open_engine(config: EngineConfig, folder: Path) -> Engine:
+    """An engine as the config wants it: in this process, or on config.tp ranks. Errors as of start."""
+    device = choose_device(config.device)
+    return build_engine(config, folder, device) if config.tp == 1 else start(config, folder, device)
 
 
 def start(config: EngineConfig, folder: Path, device: torch.device) -> Engine:
@@ -79,11 +94,13 @@ def start(config: EngineConfig, folder: Path, device: torch.device) -> Engine:
     divided(shape.num_heads, "query heads", config.tp)  # before there are processes, which would all say so
     divided(shape.intermediate_size, "features of the MLP", config.tp)
     backend = _backend(config, device)
+    if config.custom_all_reduce:
+        require_peers(device, backend, config.tp)
     group = Group(config, folder, device, backend)
     try:
         with group.guard():
-            device, comm = _join(group.ranks.store, 0, config.tp, device, backend)
-        group.ranks.on_death(comm.abort)
+            device, comm = _join(group.ranks.store, 0, config, device, backend)
+        group.joined(comm)
         model = load_model(config, folder, device, comm)
         with group.guard():
             engine = Engine(model, config, comm)
@@ -102,7 +119,7 @@ def work(
     if device.type == "cpu":  # which the ranks share
         torch.set_num_threads(max(1, torch.get_num_threads() // seat.size))
     seat.stage("joining the others")
-    device, comm = _join(seat.connect(), seat.rank, seat.size, device, backend)
+    device, comm = _join(seat.connect(), seat.rank, config, device, backend)
     seat.stage("loading its shard")
     model = load_model(config, folder, device, comm)
     seat.stage("making its engine")
@@ -117,12 +134,15 @@ def work(
             engine.runner.follow(command)
 
 
-def _join(store: Store, rank: int, size: int, device: torch.device, backend: str) -> tuple[torch.device, GroupComm]:
+def _join(
+    store: Store, rank: int, config: EngineConfig, device: torch.device, backend: str
+) -> tuple[torch.device, GroupComm | PeerComm]:
     """A rank's own device, and its way to the others."""
     if backend == "nccl":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    return device, connect(store, rank, size, backend)
+    comm = connect(store, rank, config.tp, backend)
+    return device, PeerComm(comm, device) if config.custom_all_reduce else comm
 
 
 def _backend(config: EngineConfig, device: torch.device) -> str:

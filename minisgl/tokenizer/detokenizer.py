@@ -5,6 +5,7 @@ than after another. So text is held back until its last character is whole, and 
 the tokens of the piece before it (the two-offset scheme of vLLM and SGLang).
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -25,21 +26,24 @@ class IncrementalDetokenizer:
         self._context: list[int] = []  # ids of the last piece, already given out
         self._pending: list[int] = []  # ids whose text is still held back
 
-    def push(self, token_id: int) -> str:
-        """Take one id; return the text that is now certain, often empty."""
-        self._pending.append(token_id)
-        text = self._pending_text()
-        if not text or text.endswith(INCOMPLETE):
-            return ""
-        self._context, self._pending = self._pending, []
-        return text
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take the next ids; return the text that is now certain, often empty."""
+        held = len(self._pending)
+        self._pending = [*self._pending, *token_ids]
+        for end in range(len(self._pending), held, -1):  # the last of several may end in the middle of a character
+            text = self._text(end)
+            if text and not text.endswith(INCOMPLETE):
+                self._context, self._pending = self._pending[:end], self._pending[end:]
+                return text
+        return ""
 
-    def flush(self) -> str:
-        """The text still held back: nothing more will come that could complete it."""
-        text = self._pending_text()
+    def flush(self, token_ids: Sequence[int] = ()) -> str:
+        """Take the last ids; return their text and what is held back: nothing will come that could complete it."""
+        self._pending = [*self._pending, *token_ids]
+        text = self._text(len(self._pending))
         self._context, self._pending = [], []
         return text
 
-    def _pending_text(self) -> str:
+    def _text(self, end: int) -> str:
         before = self._decode(self._context)
-        return self._decode(self._context + self._pending)[len(before) :]
+        return self._decode(self._context + self._pending[:end])[len(before) :]

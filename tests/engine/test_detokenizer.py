@@ -35,7 +35,7 @@ BYTE_LEVEL, SENTENCEPIECE_LIKE = byte_level_tokenizer(), sentencepiece_like()
 
 def stream(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
     detokenizer = IncrementalDetokenizer(tokenizer)
-    return [detokenizer.push(i) for i in ids] + [detokenizer.flush()]
+    return [detokenizer.push([i]) for i in ids] + [detokenizer.flush()]
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -23,8 +23,8 @@ FLOORS = [
     ("minisgl.layers", "minisgl.kvcache"),
     ("minisgl.scheduler",),
     ("minisgl.attention", "minisgl.models"),
-    ("minisgl.simple", "minisgl.engine", "minisgl.tokenizer", "minisgl_hub"),
-    ("minisgl.llm",),
+    ("minisgl.simple", "minisgl.engine", "minisgl.message", "minisgl.tokenizer", "minisgl_hub"),
+    ("minisgl.llm", "minisgl.server"),
     ("minisgl.cli",),
     ("minisgl", "minisgl.__main__"),  # the doors, which open everything
 ]
@@ -32,7 +32,13 @@ NO_TORCH = [
     "minisgl.core",
     "minisgl.config",
     "minisgl.cli",
+    "minisgl.message.messages",
+    "minisgl.tokenizer.answer",
+    "minisgl.tokenizer.encode",
     "minisgl.tokenizer.stop",
+    "minisgl.server.client",  # the process that answers HTTP never needs it
+    "minisgl.server.stream",
+    "minisgl.server.engine_process",  # until it is connected
     "minisgl.kvcache.pages",
     "minisgl.kvcache.radix_cache",
     "minisgl.kvcache.cache_manager",

@@ -9,6 +9,7 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.engine.engine import Engine
+from minisgl.engine.trace import Trace
 from tests.helpers import request, serve, tiny_model
 
 
@@ -83,3 +84,24 @@ def test_the_tree_is_written_when_it_changed_with_parents_before_children(model,
 def test_a_file_that_cannot_be_written_is_an_error_at_the_start(model, tmp_path):
     with pytest.raises(OSError, match="no_such_folder"):
         Engine(model, EngineConfig(kv_pages=9, trace=str(tmp_path / "no_such_folder" / "t")))
+
+
+def test_a_function_takes_the_lines_too(model):
+    engine, lines = Engine(model, EngineConfig(kv_pages=9)), []
+    engine.trace["ours"] = Trace(lines.append, engine.scheduler)
+    serve(engine, request(0, [1] * 3, max_tokens=2))
+    engine.close()
+
+    assert [set(json.loads(line)) >= {"step", "batch"} for line in lines] == [False, True, True]
+
+
+def test_a_sparse_trace_skips_steps_but_not_the_last_and_loses_nobody(model):
+    engine, lines = Engine(model, EngineConfig(kv_pages=30)), []
+    engine.trace["ours"] = Trace(lines.append, engine.scheduler, every_s=60)
+    serve(engine, *(request(i, [i] * 3, max_tokens=2 + i) for i in range(3)))
+    engine.close()
+
+    [first, last] = [json.loads(line) for line in lines[1:]]
+    assert (first["step"], last["step"]) == (0, 3)
+    assert last["finished"] == [[0, "length"], [1, "length"], [2, "length"]]
+    assert last["free"] == 29

@@ -1,0 +1,1 @@
+"""What the processes of a server say to each other."""
