@@ -45,6 +45,8 @@ class EngineConfig:
         tp: processes that run the model together, each with its shard (tensor parallel).
         tp_backend: how they reach each other: nccl between GPUs, gloo through the host (with a GPU all are on it); auto
             is nccl where each rank has a GPU of its own, and gloo on a CPU.
+        custom_all_reduce: on GPUs, sum small messages by a kernel over peer memory, in one with the addition and norm
+            behind the sum. Off, as it has not been measured on several GPUs.
         trace: write one JSON event a step to this file.
         random_weights: draw weights (std 0.02) in place of loading them; only the model's config is needed.
         weight_seed: seed of the random weights.
@@ -79,6 +81,7 @@ class EngineConfig:
     overlap: Literal["auto", "off", "on"] = "auto"
     tp: int = 1
     tp_backend: Literal["auto", "nccl", "gloo"] = "auto"
+    custom_all_reduce: bool = False
     trace: str | None = None
     random_weights: bool = False
     weight_seed: int = 0
@@ -96,6 +99,7 @@ class EngineConfig:
             for name in ("graphs", "overlap"):
                 require(self, getattr(self, name) in ("auto", "off"), name, "off without a paged KV cache")
             require(self, self.tp == 1, "tp", "1 without a paged KV cache")
+        require(self, self.tp > 1 or not self.custom_all_reduce, "custom_all_reduce", "off with one rank (--tp)")
         if self.attention == "flash_attn":
             require(self, self.page_size % 256 == 0, "page_size", "a multiple of 256 for attention=flash_attn")
         for name in ("memory_fraction", "output_reserve"):
@@ -127,4 +131,5 @@ _CHAPTERS: dict[int, dict[str, Any]] = {
     7: _EAGER,
     8: {},
     9: {},  # with --tp
+    10: {},  # behind minisgl serve
 }

@@ -35,6 +35,16 @@ class Comm(Protocol):
         ...
 
 
+class SummingComm(Comm, Protocol):
+    """One that takes a sum together with what follows it in a decoder."""
+
+    def all_reduce_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """add_rms_norm of the sum of all ranks' x."""
+        ...
+
+
 class Alone:
     """The group of one process: every collective returns what it got."""
 
@@ -54,6 +64,17 @@ class Alone:
 
 
 ALONE = Alone()
+
+
+class Unsummed:
+    """A group for layers whose results are summed later, by whoever reads them next. The rest is as it was."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.rank, self.size, self.in_graphs = comm.rank, comm.size, comm.in_graphs
+        self.all_gather, self.broadcast, self.minimum = comm.all_gather, comm.broadcast, comm.minimum
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
 
 
 class GroupComm:
@@ -95,10 +116,20 @@ class GroupComm:
         _wait(self.host_group.allreduce([least], options))
         return int(least)
 
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """All ranks' bytes, equally many of each, in the order of ranks."""
+        near = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        gathered = near.new_empty(self.size * len(near))
+        _wait(self.host_group._allgather_base(gathered, near, self._gather))
+        return [part.numpy().tobytes() for part in gathered.view(self.size, -1)]
+
     def abort(self) -> None:
         """End collectives that wait for a rank that is gone. Gloo's end by themselves, when its connection breaks."""
         if self.group is not self.host_group:
             self.group.abort()
+
+    def close(self) -> None:
+        """Give back what only these collectives hold, which is nothing: the groups go with this object."""
 
     def _near(self, x: torch.Tensor) -> torch.Tensor:
         """x, or a copy of it, where the group can reach it."""

@@ -38,7 +38,8 @@ def load_model(config: EngineConfig, folder: Path, device: torch.device, comm: C
     kernels, attention = (ops.choose(c, device, dtype) for c in (config.kernels, config.attention))
     in_place = config.kv_cache == "paged" and issubclass(backend(attention), InPlaceAttention)
     layer = FusedAttention if kernels == "triton" and in_place else Attention
-    model = build_model(model_config, ops.implementation(kernels, config.decode_kernels == "auto"), layer, comm)
+    layer_ops = ops.implementation(kernels, config.decode_kernels == "auto")
+    model = build_model(model_config, layer_ops, layer, comm, config.custom_all_reduce)
     if config.random_weights:
         random_weights(model, config.weight_seed, device, dtype)
     else:

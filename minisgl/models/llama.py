@@ -3,6 +3,7 @@
 Module names follow the Hugging Face checkpoint, so that the loader needs no table of renames.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,15 +19,23 @@ from minisgl.layers.rotary import Rotary
 from minisgl.layers.shard import kv_heads_of
 from minisgl.models.config import ModelConfig
 
+NewNorm = Callable[[int, float], RMSNorm]  # of a size and epsilon
+
 
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), where each sum is taken by the norm that reads it next."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, qk_norm: bool, attention: type[Attention], comm: Comm = ALONE
+        self,
+        config: ModelConfig,
+        layer: int,
+        qk_norm: bool,
+        attention: type[Attention],
+        comm: Comm = ALONE,
+        norm: NewNorm = RMSNorm,
     ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = attention(
             layer,
             config.hidden_size,
@@ -37,7 +46,7 @@ class DecoderLayer(nn.Module):
             config.rms_norm_eps if qk_norm else None,
             comm,
         )
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias, comm)
 
     def forward(
@@ -56,13 +65,20 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and final norm: ids in, hidden states out."""
 
-    def __init__(self, config: ModelConfig, qk_norm: bool, attention: type[Attention], comm: Comm = ALONE) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        qk_norm: bool,
+        attention: type[Attention],
+        comm: Comm = ALONE,
+        norm: NewNorm = RMSNorm,
+    ) -> None:
         super().__init__()
         embedding = Embedding if comm.size == 1 else SplitEmbedding
         self.embed_tokens = embedding(config.vocab_size, config.hidden_size, comm)
-        layers = (DecoderLayer(config, i, qk_norm, attention, comm) for i in range(config.num_layers))
+        layers = (DecoderLayer(config, i, qk_norm, attention, comm, norm) for i in range(config.num_layers))
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = norm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config.head_dim, config.rope)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -81,10 +97,16 @@ class LlamaForCausalLM(nn.Module):
 
     qk_norm = False
 
-    def __init__(self, config: ModelConfig, attention: type[Attention] = Attention, comm: Comm = ALONE) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        attention: type[Attention] = Attention,
+        comm: Comm = ALONE,
+        norm: NewNorm = RMSNorm,
+    ) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config, self.qk_norm, attention, comm)
+        self.model = Decoder(config, self.qk_norm, attention, comm, norm)
         self.lm_head = None if config.tie_word_embeddings else Embedding(config.vocab_size, config.hidden_size, comm)
         self.num_kv_heads = len(kv_heads_of(config.num_heads, config.num_kv_heads, comm))  # of this rank
 
