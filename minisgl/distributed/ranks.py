@@ -30,7 +30,7 @@ from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
-_GRACE_S = 1.0  # for a worker to end by itself, and once more after SIGTERM
+_GRACE_S = 1.0  # for a worker to end by itself, and once more when it was killed
 _SETTLE_S = 0.1  # after the first sign of a death: others may follow, and one of them may be its cause
 _PATIENCE_S = 1.5  # for rank 0 to come back from a wait that a death may have made endless
 AT_START = "MINISGL_AT_START"  # a variable: "module:function" that a worker calls before it imports its target
@@ -72,7 +72,7 @@ class Ranks:
     notebook survives the death of its workers.
 
     The workers end with close(), when nobody holds this object any more, and when the interpreter exits. If rank 0 is
-    killed, they exit by themselves. Ctrl-C reaches rank 0 only.
+    killed, they exit by themselves. Ctrl-C and SIGTERM are for rank 0 only.
 
     A worker may have workers of its own: they end with it, and with rank 0.
 
@@ -167,7 +167,7 @@ class Ranks:
         self._crew.on_death = callback
 
     def close(self, grace_s: float = _GRACE_S) -> None:
-        """Ends the workers: waits `grace_s` for those that return by themselves, then SIGTERM, then SIGKILL."""
+        """Ends the workers: waits `grace_s` for those that return by themselves, and kills the rest."""
         self._crew.end(grace_s)
 
 
@@ -255,10 +255,9 @@ class _Crew:
         if self.watcher.is_alive() and self.watcher is not threading.current_thread():
             self.watcher.join()
         _until(self.gone, grace_s)
-        for strike in (BaseProcess.terminate, BaseProcess.kill):
-            for member in self.members:
-                strike(member.process)
-            _until(self.gone, _GRACE_S)
+        for member in self.members:
+            member.process.kill()
+        _until(self.gone, _GRACE_S)
 
 
 class _Late:
@@ -277,7 +276,8 @@ class _Late:
 def _work(parent: int, seat: Seat, late: _Late) -> None:
     """A worker's main function."""
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal: rank 0 decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # go to all processes of a terminal or a service: rank 0 decides
+        signal.signal(number, signal.SIG_IGN)
     try:
         if first := os.environ.get(AT_START):
             resolve_name(first)()

@@ -5,7 +5,6 @@ Imports torch only when it is already connected, so that whoever waits for it he
 
 from __future__ import annotations
 
-import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +47,6 @@ def run(seat: Seat, config: EngineConfig, folder: Path, sockets: Path) -> None:
         front.send(m.Refused(str(error)))
         front.wait()  # to be ended
         return
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it may reach all processes of a service: the front decides
     seat.ready()
     Server(engine, front).serve()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -58,11 +57,6 @@ def is_late(seat: Any, rank: int) -> None:
     if seat.rank != rank:
         seat.ready()
     time.sleep(300)
-
-
-def ignores_sigterm(seat: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    who(seat)
 
 
 def holds(seat: Any, lock: Any) -> None:

@@ -80,15 +80,25 @@ def test_a_worker_that_returns_when_told_to_has_not_died(start):
     assert ranks.store.get("ended 1") == b"by itself"
 
 
-@pytest.mark.parametrize("target", [rank_targets.who, rank_targets.ignores_sigterm])
-def test_close_ends_workers_that_do_not_return(start, target):
-    ranks = start(3, target)
+def test_close_ends_workers_that_do_not_return(start):
+    ranks = start(3, rank_targets.who)
     pids = pids_of(ranks)
 
     ranks.close(grace_s=0)
     ranks.close()
 
     assert all(map(gone, pids))
+    ranks.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_all_processes_of_a_service_get_is_for_rank_0(start, number):
+    ranks = start(2, rank_targets.who)
+    [pid] = pids_of(ranks)
+
+    os.kill(pid, number)
+
+    assert not eventually(lambda: gone(pid), within_s=0.5)
     ranks.check()
 
 
@@ -164,9 +174,9 @@ def test_a_worker_killed_while_rank_0_is_idle_is_named_at_the_next_check(start):
 def test_a_death_breaks_a_wait_at_the_store(start):
     ranks = start(2, rank_targets.who)
     [pid] = pids_of(ranks)
-    threading.Timer(0.3, os.kill, (pid, signal.SIGTERM)).start()
+    threading.Timer(0.3, os.kill, (pid, signal.SIGSEGV)).start()
 
-    with pytest.raises(RankDied, match=r"rank 1 was killed by signal 15 \(SIGTERM\)"), ranks.guard():
+    with pytest.raises(RankDied, match=r"rank 1 was killed by signal 11 \(SIGSEGV\)"), ranks.guard():
         ranks.store.get("what nobody sets")
 
 
