@@ -23,9 +23,11 @@ SPEEDS |= {
     "start_s",
     "times_faster",
     "times_sooner",
+    "goodput_per_s",
+    "ratio",
 }
 COUNTS = {"weight_bytes", "kv_pool_bytes", "peak_bytes", "steps", "tokens_computed", "tokens_reused"}
-PERCENTILES = {"first_token_ms", "between_tokens_ms"}
+PERCENTILES = {"first_token_ms", "between_tokens_ms", "between_pieces_ms", "per_token_ms", "end_to_end_ms"}
 APART = {"passes", "stats", "limit", "machine", "switches"}  # what is counted elsewhere, no measurement, or a setting
 
 

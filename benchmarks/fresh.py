@@ -25,11 +25,15 @@ def run(module: str, *extra: str, what: str) -> Any:
         SystemExit: it failed; its error stands on stderr.
     """
     command = [sys.executable, "-m", module, *sys.argv[1:], *extra]
-    root = RESULTS.parents[1]
-    places = [str(root), str(root / "kernels"), str(root / "hub"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not lines:
         raise SystemExit(f"{what} failed: its error stands above")
     return json.loads(lines[-1].removeprefix(MARK))
+
+
+def environment() -> dict[str, str]:
+    """This process's own, for another that shall find the packages of this clone from any folder."""
+    root = RESULTS.parents[1]
+    places = [str(root), str(root / "kernels"), str(root / "hub"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(places)}

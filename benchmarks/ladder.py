@@ -27,7 +27,7 @@ from minisgl.config import EngineConfig
 from minisgl.core import SamplingParams
 
 TITLES = {1: "recompute everything", 2: "KV cache", 3: "paged pool", 4: "radix reuse", 5: "continuous batching"}
-TITLES |= {6: "attention kernels", 7: "fused ops", 8: "CUDA graphs", 9: "tensor parallel"}
+TITLES |= {6: "attention kernels", 7: "fused ops", 8: "CUDA graphs", 9: "tensor parallel", 10: "serving"}
 ON_A_CPU = [1, 2, 3, 4, 5]  # where those after 5 differ from it in its C++ ops only
 SYSTEM = [
     """You are the guide of a small museum of printing. You know its presses, its type cases and the people who worked

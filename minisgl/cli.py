@@ -1,4 +1,4 @@
-"""The command line: generate, chat, fetch. Flags come from the fields of the dataclasses they fill.
+"""The command line: generate, chat, serve, fetch. Flags come from the fields of the dataclasses they fill.
 
 examples:
   minisgl generate "Once upon a time" --max-tokens 40
@@ -6,12 +6,17 @@ examples:
   minisgl generate --chapter 1 "The first engine of the course:"
   minisgl chat --temperature 0.7 --top-p 0.9
   minisgl chat --model Qwen/Qwen3-0.6B
+  minisgl serve --port 8000
+  minisgl chat --url http://127.0.0.1:8000
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import inspect
+import os
 import runpy
 import signal
 import sys
@@ -28,9 +33,11 @@ from rich_argparse import RawDescriptionRichHelpFormatter
 
 from minisgl.config import EngineConfig
 from minisgl.core import SamplingParams
+from minisgl.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM, Completion, Message
+    from minisgl.server.remote import Remote
 
 
 _CHAT_HELP = "/reset starts over · /stats shows the work done · /exit or Ctrl-D leaves · Ctrl-C stops an answer"
@@ -42,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command. A user's mistake ends with one line on stderr and exit status 1."""
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as on Ctrl-C
+    atexit.register(gc.freeze)  # or Python, as it ends, looks through all objects of torch for most of a second
     from minisgl_hub import FetchError
+
+    from minisgl.distributed.ranks import RankDied
 
     try:
         args.run(args)
@@ -51,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `minisgl generate … | head`
         sys.stderr.close()
         sys.exit(0)
-    except (ValueError, OSError, FetchError, FloatingPointError, NotImplementedError) as error:
+    except (ValueError, OSError, FetchError, FloatingPointError, NotImplementedError, RankDied) as error:
         _notes.print(f"[bold red]minisgl:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
 
@@ -76,17 +86,24 @@ def _parser() -> argparse.ArgumentParser:
         add_fields(sub.add_argument_group("engine"), EngineConfig)
         add_fields(sub.add_argument_group("sampling"), SamplingParams)
     chat.set_defaults(max_tokens=1024)
+    chat.add_argument("--url", help="talk to the OpenAI server there; --model is then its name for the model")
+    chat.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="for --url ($OPENAI_API_KEY)")
+
+    server = command("serve", _serve, "Serve a model to OpenAI's clients, with a page at /.")
+    server.add_argument("--chapter", type=int, help="use the engine as it stands at the end of this chapter")
+    add_fields(server.add_argument_group("server"), ServerConfig)
+    add_fields(server.add_argument_group("engine"), EngineConfig)
 
     bench = command("bench", _bench, "Measure speed, beside what this machine allows.")
-    kinds = "many requests at once, a few, a shared prefix with and without its cache, or each chapter's engine"
-    bench.add_argument("what", choices=("offline", "latency", "prefix", "ladder"), help=kinds)
+    kinds = "many requests at once, a few, a shared prefix with and without its cache, a server, each chapter's engine"
+    bench.add_argument("what", choices=("offline", "latency", "prefix", "serve", "ladder"), help=kinds)
     bench.add_argument("options", nargs=argparse.REMAINDER, help="of each: see `minisgl bench offline --help`")
     fetch = command("fetch", _fetch, "Download and convert the course's default model, once.")
     fetch.add_argument("--force", action="store_true", help="fetch again although the model is there")
     return parser
 
 
-def add_fields(group: argparse._ArgumentGroup, cls: type[EngineConfig] | type[SamplingParams]) -> None:
+def add_fields(group: argparse._ArgumentGroup, cls: type[Any]) -> None:
     """One flag a field, of the field's type; its help is the field's line in the class's docstring."""
     hints, texts = typing.get_type_hints(cls), _field_texts(cls)
     for field in fields(cls):
@@ -128,13 +145,26 @@ def _pair(text: str) -> tuple[int, float]:
 
 def _load(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
     params = SamplingParams(**given_fields(SamplingParams, args))  # a wrong value should not cost a load
-    chosen = {"max_running_requests": 1} | given_fields(EngineConfig, args)  # one at a time: few graphs, a small pool
-    config = EngineConfig(**chosen) if args.chapter is None else EngineConfig.chapter(args.chapter, **chosen)
+    config = _engine_config(args, max_running_requests=1)  # one at a time: few graphs, a small pool
     with _notes.status(f"loading {config.model} …"):
         from minisgl.llm import LLM
 
         llm = LLM(config)
     return llm, params
+
+
+def _engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
+    chosen = defaults | given_fields(EngineConfig, args)
+    return EngineConfig(**chosen) if args.chapter is None else EngineConfig.chapter(args.chapter, **chosen)
+
+
+def _connect(args: argparse.Namespace) -> tuple[Remote, SamplingParams]:
+    from minisgl.server.remote import Remote
+
+    given = given_fields(EngineConfig, args) | ({} if args.chapter is None else {"chapter": args.chapter})
+    if others := sorted(given.keys() - {"model"}):
+        raise ValueError(f"--{others[0].replace('_', '-')} is the engine's, and that runs at --url: leave it out")
+    return Remote(args.url, args.api_key, args.model or ""), SamplingParams(**given_fields(SamplingParams, args))
 
 
 def _generate(args: argparse.Namespace) -> None:
@@ -157,8 +187,13 @@ def _generate(args: argparse.Namespace) -> None:
 
 
 def _chat(args: argparse.Namespace) -> None:
-    llm, params = _load(args)
-    _notes.print(f"[bold]{llm.config.model}[/] on {llm.device}. {_CHAT_HELP}")
+    llm: LLM | Remote
+    if args.url:
+        llm, params = _connect(args)
+        _notes.print(f"[bold]{escape(llm.model)}[/] at {llm.url}. {_CHAT_HELP}")
+    else:
+        llm, params = _load(args)
+        _notes.print(f"[bold]{llm.config.model}[/] on {llm.device}. {_CHAT_HELP}")
     messages = _opening(args)
     with suppress(ImportError):  # Windows has none
         import readline  # noqa: F401  line editing and history for input()
@@ -183,12 +218,12 @@ def _chat(args: argparse.Namespace) -> None:
             _notes.print(f"unknown command {line}. {_CHAT_HELP}")
 
 
-def _turn(llm: LLM, messages: list[Message], question: str, params: SamplingParams) -> list[Message]:
+def _turn(llm: LLM | Remote, messages: list[Message], question: str, params: SamplingParams) -> list[Message]:
     """Answer one question; the conversation grows by it, or stays as it was when it does not fit."""
     asked: list[Message] = [*messages, {"role": "user", "content": question}]
     try:
         answer = _print_answer(llm, asked, params).text
-    except ValueError as error:
+    except (ValueError, ConnectionError) as error:
         _notes.print(f"[bold red]minisgl:[/] {escape(str(error))} (or /reset)", soft_wrap=True)
         return messages
     return [*asked, {"role": "assistant", "content": answer}]
@@ -198,9 +233,9 @@ def _opening(args: argparse.Namespace) -> list[Message]:
     return [{"role": "system", "content": args.system}] if args.system else []
 
 
-def _print_answer(llm: LLM, prompt: Any, params: SamplingParams) -> Completion:
+def _print_answer(llm: LLM | Remote, prompt: Any, params: SamplingParams) -> Completion:
     """Print an answer as it comes. Ctrl-C ends it, and what was said so far stays."""
-    from minisgl.llm import Completion
+    from minisgl.tokenizer.answer import Completion
 
     completion = Completion(prompt_tokens=0)
     try:
@@ -214,12 +249,19 @@ def _print_answer(llm: LLM, prompt: Any, params: SamplingParams) -> Completion:
     return completion
 
 
-def _print_stats(llm: LLM, completion: Completion | None = None) -> None:
+def _print_stats(llm: LLM | Remote, completion: Completion | None = None) -> None:
     if completion is not None:
         reason, first, rate = completion.finish_reason, completion.first_token_s, completion.decode_tokens_per_s
         _notes.print(f"{reason or 'cut off'} · first token after {first:.2f} s, then {rate:.1f} tokens/s")
     counts = [f"{name.replace('_', ' ')} {value:,.0f}" for name, value in llm.stats().items() if value]
     _notes.print(" · ".join(counts), soft_wrap=True)
+
+
+def _serve(args: argparse.Namespace) -> None:
+    config, engine_config = ServerConfig(**given_fields(ServerConfig, args)), _engine_config(args)
+    from minisgl.server.serve import serve
+
+    sys.exit(serve(engine_config, config))
 
 
 def _bench(args: argparse.Namespace) -> None:
