@@ -8,7 +8,7 @@ elsewhere), and counts tokens by the server's own usage.
   minisgl bench serve --rate 1 2 4 8 --slo ttft=500ms,tpot=50ms --plot curve.png
   minisgl bench serve --workload multi-turn --concurrency 32 --think-s 1
   minisgl bench serve --url http://127.0.0.1:8000 --workload random --input 100 200 --output 50 50
-  minisgl bench serve --compare-llm --passes 3                               # beside LLM.generate, in fresh processes
+  minisgl bench serve --compare-llm --passes 3                               # beside LLM.generate, in turns
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
@@ -110,20 +110,19 @@ def point(passes: Sequence[Pass], slo: dict[str, float]) -> dict[str, Any]:
     return found | medians(each, *report.FIGURES) | {"client": worst, "passes": each}
 
 
-def llm_pass(args: Namespace) -> dict[str, Any]:
-    """The requests of one pass through LLM.generate, in this process, behind the same warm-up."""
-    with LLM(engine_config(args)) as llm:
-        for conversations in (warming(args), draw(args, args.llm_pass)):
-            turns = [turn for [turn] in conversations]
-            params = [
-                SamplingParams(turn.max_tokens, temperature=args.temperature, ignore_eos=True, seed=i)
-                for i, turn in enumerate(turns)
-            ]
-            if not args.detokenize:
-                params = [replace(own, detokenize=False) for own in params]
-            start = perf_counter()
-            done = llm.generate([turn.tokens for turn in turns], params, progress=False)
-            seconds = perf_counter() - start
+def llm_pass(args: Namespace, llm: LLM, seed: int) -> dict[str, Any]:
+    """The requests of one pass through LLM.generate, behind the same warm-up."""
+    for conversations in (warming(args), draw(args, seed)):
+        turns = [turn for [turn] in conversations]
+        params = [
+            SamplingParams(
+                turn.max_tokens, temperature=args.temperature, ignore_eos=True, seed=i, detokenize=args.detokenize
+            )
+            for i, turn in enumerate(turns)
+        ]
+        start = perf_counter()
+        done = llm.generate([turn.tokens for turn in turns], params, progress=False)
+        seconds = perf_counter() - start
     if errors := [completion.error for completion in done if completion.error]:
         raise ValueError(f"{len(errors)} of {len(done)} requests failed, the first with: {errors[0]}")
     tokens = sum(len(completion.token_ids) for completion in done)
@@ -131,19 +130,30 @@ def llm_pass(args: Namespace) -> dict[str, Any]:
 
 
 def beside_llm(args: Namespace) -> tuple[Server, dict[str, list[Pass]], dict[str, Any]]:
-    """Server and LLM.generate in turns, each pass of each in fresh processes."""
+    """Server and LLM.generate in turns. On a GPU, whose memory either takes, each pass has fresh processes; on a CPU
+    both stay, so that two passes that are compared follow each other at once."""
     served, direct = [], []
 
-    def serve(i: int) -> None:
+    def take_turns(serve: Callable[[int], Any], generate: Callable[[int], Any]) -> None:
+        for i in range(args.passes):
+            if i % 2:
+                direct.append(generate(i))
+            served.append(serve(i))
+            if not i % 2:
+                direct.append(generate(i))
+
+    def serve_afresh(i: int) -> Any:
         with server(args) as url:
-            served.append(loop(measure(url, args, [i])))
+            return loop(measure(url, args, [i]))
 
-    def generate(i: int) -> None:
-        direct.append(fresh.run("benchmarks.serve", "--llm-pass", str(args.seed + i), what="LLM.generate"))
+    def generate_afresh(i: int) -> Any:
+        return fresh.run("benchmarks.serve", "--llm-pass", str(args.seed + i), what="LLM.generate")
 
-    for i in range(args.passes):
-        for part in (serve, generate) if i % 2 == 0 else (generate, serve):
-            part(i)
+    if choose_device(args.device or "auto").type == "cpu":
+        with LLM(engine_config(args)) as llm, server(args) as url:
+            take_turns(lambda i: loop(measure(url, args, [i])), lambda i: llm_pass(args, llm, args.seed + i))
+    else:
+        take_turns(serve_afresh, generate_afresh)
     [name] = served[0][1]
     passes = [done for _, found in served for done in found[name]]
     speeds = [report.summary(done, {})["tokens_per_s"] for done in passes]
@@ -177,7 +187,8 @@ def main() -> None:
     args = parser().parse_args()
     options.check(args)
     if args.llm_pass is not None:
-        return fresh.give_back(llm_pass(args))
+        with LLM(engine_config(args)) as llm:
+            return fresh.give_back(llm_pass(args, llm, args.llm_pass))
 
     hide_key()
     old = compare.read(args.compare) if args.compare else None

@@ -26,11 +26,12 @@ from minisgl.message import messages as m
 from minisgl.server.engine_process import address, run
 from minisgl.server.stream import AnswerStream, EngineDied, Piece
 from minisgl.tokenizer.answer import Answer, Completion
-from minisgl.tokenizer.encode import Prompt, encode, is_ids
+from minisgl.tokenizer.encode import Prompt, encode, is_ids, num_characters
 
 __all__ = ["AnswerStream", "EngineClient", "EngineDied", "Piece"]
 
 _SHORT = 4096  # characters, which are encoded in about a millisecond
+_FEW = 1_000_000  # characters, which are encoded in a second or a few
 _FAR_BEHIND = 1000  # trace events that a watcher has not taken
 _END_S = 2.0  # for an engine to come out of its step
 
@@ -44,6 +45,7 @@ class EngineClient:
         tokenizer: the model's Hugging Face tokenizer, for the loop's thread; None where random weights have none.
         device: where the model runs, as torch names it.
         max_len: tokens of the longest sequence, answer included.
+        max_characters: a longer text certainly has more tokens than that, and encoding it would take long.
         vocab_size: token ids are below it.
         eos_token_ids: those that end an answer.
         gauges: the engine's state after its last step.
@@ -53,7 +55,7 @@ class EngineClient:
     def __init__(self, config: EngineConfig) -> None:
         self.config, self.model_name = config, config.model
         self.tokenizer: Any = None
-        self.device, self.max_len, self.vocab_size = "", 0, 0
+        self.device, self.max_len, self.max_characters, self.vocab_size = "", 0, 0, 0
         self.eos_token_ids: list[int] = []
         self.gauges, self.dead = m.Gauges(), ""
         self._loop, self._ids = asyncio.get_running_loop(), count()
@@ -118,6 +120,8 @@ class EngineClient:
         ready = await self._ready
         self.device, self.max_len, self.vocab_size = ready.device, ready.max_len, ready.vocab_size
         self.eos_token_ids, self.gauges = ready.eos_token_ids, ready.gauges
+        longest = max(map(len, self.tokenizer.get_vocab())) if self.tokenizer else 0
+        self.max_characters = max(_FEW, 4 * longest * self.max_len)  # 4: some tokenizers join what looks alike
 
     @property
     def num_open(self) -> int:
@@ -128,15 +132,18 @@ class EngineClient:
         """Token ids of a prompt: see minisgl.tokenizer.encode. A long one is encoded in a thread.
 
         Raises:
-            ValueError: a chat for a model without a chat template, one that its template refuses, or a text for a model
-                without a tokenizer.
+            ValueError: a chat for a model without a chat template, one that its template refuses, a text for a model
+                without a tokenizer, or one that is far too long.
         """
         if is_ids(prompt):
             return list(prompt)
         if self.tokenizer is None:
             raise ValueError(f"{self.model_name} has no tokenizer here: give it token ids")
-        parts = [prompt] if isinstance(prompt, str) else [text for message in prompt for text in message.values()]  # type: ignore[union-attr]
-        if sum(map(len, parts)) <= _SHORT:
+        if (characters := num_characters(prompt)) > self.max_characters:
+            raise ValueError(
+                f"the prompt has {characters:,} characters, a sequence at most {self.max_len:,} tokens: shorten it"
+            )
+        if characters <= _SHORT:
             return encode(self.tokenizer, prompt, self.model_name)
         work = partial(encode, self._long_tokenizer, prompt, self.model_name)
         return await self._loop.run_in_executor(self._thread, work)

@@ -12,6 +12,13 @@ def is_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
     return not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int))
 
 
+def num_characters(prompt: Prompt) -> int:
+    """Of the text that is to be encoded; 0 for ids."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(text) for message in prompt if isinstance(message, Mapping) for text in message.values())
+
+
 def encode(tokenizer: Any, prompt: Prompt, model: str) -> list[int]:
     """Token ids of a text, or of a chat (through the model's chat template, open for the answer).
 

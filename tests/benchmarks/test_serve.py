@@ -8,6 +8,7 @@ from argparse import Namespace
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 from benchmarks import serve
 from benchmarks.serving import own
@@ -140,9 +141,13 @@ def test_the_server_beside_llm_generate(bench, flags, capsys):
     assert "tokens/s through the server against LLM.generate: " in capsys.readouterr().out
 
 
-def test_server_and_llm_take_turns_in_going_first(monkeypatch):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_server_and_llm_take_turns_in_going_first(monkeypatch, device):
     """Whoever is second finds a warmer machine."""
     order = []
+    monkeypatch.setattr(serve, "choose_device", lambda name: torch.device(device))
+    monkeypatch.setattr(serve, "engine_config", lambda args: None)
+    monkeypatch.setattr(serve, "LLM", lambda config: nullcontext("llm"))
     monkeypatch.setattr(serve, "server", lambda args: nullcontext("url"))
     monkeypatch.setattr(serve, "measure", lambda url, args, passes: ("server", passes[0]))
 
@@ -150,13 +155,14 @@ def test_server_and_llm_take_turns_in_going_first(monkeypatch):
         order.append(asked)
         return Server("url"), {"all at once": [Pass([Sample(10, 0.0, ended=2.0, output_tokens=10)])]}
 
-    def generate(module, option, seed, what):
-        order.append(("llm", int(seed) - 7))
-        return {"seconds": 1.0, "tokens_per_s": 4.0 * (1 + int(seed) - 7)}
+    def generate(seed):
+        order.append(("llm", seed - 7))
+        return {"seconds": 1.0, "tokens_per_s": 4.0 * (1 + seed - 7)}
 
     monkeypatch.setattr(serve, "loop", loop)
-    monkeypatch.setattr(serve.fresh, "run", generate)
-    found = serve.beside_llm(Namespace(passes=3, seed=7, detokenize=True))[2]
+    monkeypatch.setattr(serve, "llm_pass", lambda args, llm, seed: generate(seed))
+    monkeypatch.setattr(serve.fresh, "run", lambda module, option, seed, what: generate(int(seed)))
+    found = serve.beside_llm(Namespace(passes=3, seed=7, detokenize=True, device=None))[2]
     assert order == [("server", 0), ("llm", 0), ("llm", 1), ("server", 1), ("server", 2), ("llm", 2)]
     assert found["ratios"] == pytest.approx([5 / 4, 5 / 8, 5 / 12])
     assert found["ratio"] == pytest.approx(5 / 8)

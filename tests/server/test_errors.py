@@ -72,6 +72,13 @@ def test_a_prompt_longer_than_the_context_gives_both_numbers(server):
     assert "2,000" in error["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_text_that_is_far_too_long_is_refused_before_it_is_tokenized(server, path):
+    body = {"model": "tiny", "prompt": "x" * 1_000_001}
+
+    assert "1,000,001 characters" in server.ask(path, body).error["message"]
+
+
 def test_a_long_body_is_refused_however_it_is_announced(strict):
     long = SHORT | {"prompt": "x" * 4000}
     assert strict.ask("/v1/completions", long, **KEY).status == 413
