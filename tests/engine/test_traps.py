@@ -352,7 +352,7 @@ def test_a_stop_string_may_end_within_an_emojis_flush():
     detokenizer = IncrementalDetokenizer(byte_level_tokenizer())
     [first, *_] = byte_level_tokenizer()("👍", add_special_tokens=False)["input_ids"]
 
-    assert detokenizer.push(first) == ""
+    assert detokenizer.push([first]) == ""
     assert detokenizer.flush() == "\ufffd"
     assert detokenizer.flush() == ""
 
