@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from benchmarks import compare, gpu, idle
-from benchmarks.ch01_length import machine, parameters
+from benchmarks import compare, floor, gpu, idle
+from benchmarks.ch01_length import machine
 from benchmarks.measure import FIGURES, about, engine_config, engine_options, finish, medians, memory, options, serve
 from minisgl.kvcache.contiguous import kv_bytes_per_token
 from minisgl.llm import LLM
@@ -77,13 +77,10 @@ def limit(
         bytes_per_s: of a copy, reads and writes counted.
         flops_per_s: of a large matrix product.
     """
-    count = parameters(config)
-    table = config.vocab_size * config.hidden_size  # the head's; an embedding beside it is not read
-    weight_bytes = (count["total"] - count["embedding"] + table) * dtype.itemsize * max(outputs)
+    weight_bytes = floor.weights_read(config) * dtype.itemsize * max(outputs)
     per_token = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
     kv_bytes = per_token * sum(sum(range(p + 1, p + n)) for p, n in zip(prompts, outputs, strict=True))
-    width = config.num_layers * config.num_heads * config.head_dim
-    flops = 2 * (count["attention"] + count["mlp"]) * sum(prompts) + sum(2 * width * p * p for p in prompts)
+    flops = sum(floor.prefill_flops(config, p) for p in prompts)
     return Limit(weight_bytes, kv_bytes, flops, (weight_bytes + kv_bytes) / bytes_per_s + flops / flops_per_s)
 
 

@@ -16,16 +16,19 @@ from minisgl_kernels.reference import apply_rope, attend, causal_attention, rms_
 __all__ = ["apply_rope", "attend", "causal_attention", "rms_norm", "silu_and_mul"]
 __all__ += ["choose", "cpu", "implementation", "reference", "why_not"]
 
-_MODULES = {"torch": "reference", "cpp": "cpu", "triton": "triton"}
+# The module of each implementation of the layers' ops; one that lies elsewhere is named without a dot.
+IMPLEMENTATIONS = {"torch": ".reference", "cpp": ".cpu", "triton": ".triton"}
 _AUTO = {"cuda": ("triton", "torch"), "cpu": ("cpp", "torch")}  # the first that runs
-_NEEDS = {"triton": ("triton",), "cuda": ("cuda.core", "triton"), "flash_attn": ("flash_attn",)}  # chunks are Triton's
+# The packages of each that may be missing; cuda has Triton attend over chunks.
+_NEEDS: dict[str, tuple[str, ...]] = {"cpp": (), "triton": ("triton",), "cuda": ("cuda.core", "triton")}
+_NEEDS |= {"flash_attn": ("flash_attn",)}
 
 
 def implementation(name: str, decode_kernels: bool = False) -> Any:
     """The module of ops of this name: torch, cpp or triton; with decode_kernels, products for few tokens if it has
     any."""
-    module = "triton.decode_ops" if decode_kernels and name == "triton" else _MODULES[name]
-    return import_module(f"minisgl_kernels.{module}")
+    module = ".triton.decode_ops" if decode_kernels and name == "triton" else IMPLEMENTATIONS[name]
+    return import_module(module, __name__)
 
 
 def choose(choice: str, device: torch.device, dtype: torch.dtype) -> str:
@@ -44,7 +47,7 @@ def choose(choice: str, device: torch.device, dtype: torch.dtype) -> str:
 
 def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str:
     """Why an implementation cannot be used for tensors of this device and dtype; empty if it can."""
-    if name == "torch":
+    if name not in _NEEDS:  # torch, and what somebody has added
         return ""
     if name == "cpp":
         fits = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
