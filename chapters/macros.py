@@ -5,13 +5,19 @@ Loaded by mkdocs-macros. An unknown symbol, task, result or figure raises, and t
 
 from __future__ import annotations
 
+import functools
+import html
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]  # mkdocs puts neither on the path
@@ -21,6 +27,15 @@ from chapters.symbols import find, language  # noqa: E402
 from chapters.workspace import files  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
+EXAMPLES = ROOT / "chapters" / "reference" / "examples"
+RUNS_ON = {
+    "cpu": "CPU",
+    "interpreter": "GPU, or CPU in Triton's interpreter",
+    "gpu": "GPU",
+    "multi-gpu": "several GPUs",
+}
+_chapters = functools.cache(partial(load_chapters, ROOT))  # a build asks a hundred times
+_SIZE = re.compile(r'<svg[^>]* viewBox="0 0 ([\d.]+) ([\d.]+)"')
 
 
 def code(name: str) -> str:
@@ -30,9 +45,17 @@ def code(name: str) -> str:
     return _fence(textwrap.dedent(symbol.source), title, language(symbol.path).LEXER)
 
 
+def example(name: str) -> str:
+    """A whole file of chapters/reference/examples, titled with its place."""
+    path = EXAMPLES / name
+    if not path.is_file():
+        raise LookupError(f"no example {name!r} in {EXAMPLES.relative_to(ROOT).as_posix()}")
+    return _fence(path.read_text(encoding="utf-8").rstrip(), path.relative_to(ROOT).as_posix(), "python")
+
+
 def task(task_id: str) -> str:
     """The task's box: what to write, how to verify it, hints folded."""
-    chapter, entry = find_task(load_chapters(ROOT), task_id)
+    chapter, entry = find_task(_chapters(), task_id)
     own = files(ROOT, chapter)[entry.module].relative_to(ROOT).as_posix()
     symbol = find(ROOT, entry.symbol)
     speech = language(symbol.path)
@@ -47,7 +70,7 @@ def task(task_id: str) -> str:
 
 def solution(task_id: str) -> str:
     """The engine's own code for a task, folded."""
-    _, entry = find_task(load_chapters(ROOT), task_id)
+    _, entry = find_task(_chapters(), task_id)
     return f'??? success "Solution {task_id} · {entry.title}"\n{_inside(code(entry.symbol))}\n'
 
 
@@ -98,12 +121,37 @@ def ledger(name: str) -> str:
 
 
 def figure(folder: Path, name: str, alt: str) -> str:
-    """A drawing from a page's folder, in the variant that fits the theme."""
+    """A drawing from a page's folder, in the variant that fits the theme; its size is told, so that nothing moves."""
+    images = []
     for theme in ("light", "dark"):
-        if not (folder / "figures" / f"{name}-{theme}.svg").is_file():
+        path = folder / "figures" / f"{name}-{theme}.svg"
+        if not path.is_file():
             raise LookupError(f"no figure {name!r} in {folder.name}/figures: run `python -m chapters figures`")
-    images = "\n".join(f"![{alt}](figures/{name}-{theme}.svg#only-{theme})" for theme in ("light", "dark"))
-    return f'<figure class="drawing" markdown="span">\n{images}\n</figure>'
+        [(width, height)] = _SIZE.findall(path.read_text(encoding="utf-8"))
+        images.append(f"![{alt}](figures/{path.name}#only-{theme}){{ width={width} height={height} loading=lazy }}")
+    return '<figure class="drawing" markdown="span">\n' + "\n".join(images) + "\n</figure>"
+
+
+def player(url: str, name: str, alt: str) -> str:
+    """An interactive drawing of recorded steps: chapters/players/<name>.js on benchmarks/results/player_<name>.json.
+
+    The frames stand inside the page, since a page opened from a folder may not fetch. `url` is the page's own.
+    """
+    if not (ROOT / "chapters" / "players" / f"{name}.js").is_file():
+        raise LookupError(f"no player chapters/players/{name}.js")
+    data = _record(f"player_{name}")["data"]
+    frames = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", r"<\/")
+    scripts = (get_relative_url(f"players/{script}.js", url) for script in ("player", name))
+    return "\n".join(
+        (
+            f'<figure class="player" data-player="{name}" aria-label="{html.escape(alt)}">',
+            '<div class="player-stage"><noscript>This drawing moves with JavaScript.</noscript></div>',
+            f'<script type="application/json">{frames}</script>',
+            f"<figcaption>{html.escape(alt)} Space plays, ← and → step.</figcaption>",
+            "</figure>",
+            *(f'<script src="{script}"></script>' for script in scripts),
+        )
+    )
 
 
 def notebook(folder: Path, name: str) -> str:
@@ -114,18 +162,21 @@ def notebook(folder: Path, name: str) -> str:
     return f"[`notebooks/{name}.ipynb`]({Path(os.path.relpath(path, folder)).as_posix()})"
 
 
-def course_map() -> str:
-    """The chapters that exist, then those that are planned."""
-    chapters = load_chapters(ROOT)
-    rows = ["| | chapter | you write | minutes | runs on |", "|--:|---|---|--:|---|"]
+def course_map(builds: dict[int, str]) -> str:
+    """The chapters that exist, each with the line that the page has for it; below, those that are planned."""
+    chapters = _chapters()
+    rows = ["| | chapter | you build | tasks | minutes | runs on |", "|--:|---|---|--:|--:|---|"]
     for chapter in chapters:
+        if chapter.number not in builds:
+            raise LookupError(f"course_map has no line for chapter {chapter.number}")
         link = f"[**{chapter.title}**]({chapter.name}/index.md)"
-        writes = " · ".join(task.title for task in chapter.tasks)
-        rows.append(f"| {chapter.number} | {link} | {writes} | {chapter.minutes} | {chapter.tier} |")
+        row = (chapter.number, link, builds[chapter.number], len(chapter.tasks), chapter.minutes, RUNS_ON[chapter.tier])
+        rows.append(f"| {' | '.join(map(str, row))} |")
     written = {chapter.number for chapter in chapters}
-    planned = load_planned(ROOT)
-    for number in sorted(planned.keys() - written):
-        rows.append(f"| {number} | {planned[number]['title']} | {planned[number]['builds']} | | planned |")
+    planned = {number: entry for number, entry in sorted(load_planned(ROOT).items()) if number not in written}
+    if planned:
+        lines = (f"{number} *{entry['title'].lower()}*: {entry['builds']}" for number, entry in planned.items())
+        rows += ["", f"Planned: {'; '.join(lines)}."]
     return "\n".join(rows)
 
 
@@ -151,8 +202,10 @@ def smollm2() -> dict[str, int]:
 
 
 def define_env(env: Any) -> None:
-    """Called by mkdocs-macros."""
-    for macro in (code, task, solution, result, circumstances, measured, unmeasured, ledger, course_map, smollm2):
+    """Called by mkdocs-macros, at the beginning of each build."""
+    _chapters.cache_clear()
+    shown, numbers = (code, example, task, solution, course_map), (result, circumstances, measured, unmeasured, ledger)
+    for macro in (*shown, *numbers, smollm2):
         env.macro(macro)
 
     def beside_page(macro: Callable[..., str]) -> Callable[..., str]:
@@ -160,6 +213,7 @@ def define_env(env: Any) -> None:
 
     env.macro(beside_page(figure), "figure")
     env.macro(beside_page(notebook), "notebook")
+    env.macro(lambda *args: player(env.page.url, *args), "player")
 
 
 def _record(name: str) -> dict[str, Any]:

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
 SUB_PATH = "some/where"  # the site must not depend on standing at a server's root
 
 
@@ -44,3 +51,43 @@ def url(site):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/{SUB_PATH}/"
         server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no {', '.join(BROWSERS)} on this machine")
+    with playwright.sync_playwright() as p:
+        chromium = p.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser, url):
+    """A function that opens a page of the site; at the end nothing may have gone wrong on any."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page.set_default_timeout(300_000)  # ms; on a busy machine a page takes its time, which is not what is tested
+    problems: list[str] = []
+    page.on("console", lambda m: problems.append(f"console: {m.text}") if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+    page.on("requestfailed", lambda request: problems.append(f"failed: {request.url}"))
+    page.on("response", lambda r: problems.append(f"{r.status}: {r.url}") if r.status >= 400 else None)
+    page.on(
+        "request",
+        lambda r: (
+            problems.append(f"leaves the site: {r.url}")
+            if urlparse(r.url).scheme in ("http", "https") and not r.url.startswith(url)
+            else None
+        ),
+    )
+
+    def go(address: str):
+        page.goto(url + address, wait_until="load")
+        return page
+
+    yield go
+    page.close()
+    assert not problems

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from urllib.parse import urlparse
-
 import pytest
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("site")]  # one worker builds the site, once
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 
 # What a reader cannot reach: it ends right of the window and nothing around it scrolls.
 CUT = """() => {
@@ -29,49 +20,24 @@ CUT = """() => {
   return cut.slice(0, 5);
 }"""
 
+WEIGHTS = """() => Object.fromEntries(
+  performance.getEntries().filter(e => "encodedBodySize" in e).map(e => [e.name, e.encodedBodySize]))"""
 
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no {', '.join(BROWSERS)} on this machine")
-    with playwright.sync_playwright() as p:
-        chromium = p.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def visit(browser, url):
-    """A function that opens a page of the site; at the end nothing may have gone wrong on any."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    page.set_default_timeout(300_000)  # ms; on a busy machine a page takes its time, which is not what is tested
-    problems: list[str] = []
-    page.on("console", lambda m: problems.append(f"console: {m.text}") if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-    page.on("requestfailed", lambda request: problems.append(f"failed: {request.url}"))
-    page.on("response", lambda r: problems.append(f"{r.status}: {r.url}") if r.status >= 400 else None)
-    page.on(
-        "request",
-        lambda r: (
-            problems.append(f"leaves the site: {r.url}")
-            if urlparse(r.url).scheme in ("http", "https") and not r.url.startswith(url)
-            else None
-        ),
-    )
-
-    def go(address: str):
-        page.goto(url + address, wait_until="load")
-        return page
-
-    yield go
-    page.close()
-    assert not problems
+SHIFT = """() => new Promise(resolve => {
+  let sum = 0;
+  new PerformanceObserver(list => list.getEntries().forEach(e => { if (!e.hadRecentInput) sum += e.value; }))
+    .observe({ type: "layout-shift", buffered: true });
+  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => resolve(sum), 100)));
+})"""
 
 
 def _addresses(site) -> list[str]:
-    return sorted(path.parent.relative_to(site).as_posix() + "/" for path in site.rglob("index.html"))
+    return sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.name != "404.html")
+
+
+def _pages(site) -> list[str]:
+    """All but rendered notebooks, whose weight and colours are Jupyter's."""
+    return [address for address in _addresses(site) if not address.startswith("notebooks/")]
 
 
 def _follow_system(page, scheme: str) -> None:
@@ -84,7 +50,7 @@ def _follow_system(page, scheme: str) -> None:
 def test_no_page_overflows_or_cuts_code_at_1280_and_390_pixels_in_light_and_dark(visit, site):
     wrong = []
     for address in _addresses(site):
-        page = visit(address.removeprefix("./"))
+        page = visit(address)
         page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         for width in (1280, 390):
             for scheme in ("light", "dark"):
@@ -97,6 +63,57 @@ def test_no_page_overflows_or_cuts_code_at_1280_and_390_pixels_in_light_and_dark
     assert not wrong
 
 
+def test_a_page_weighs_less_than_a_megabyte_with_all_that_it_loads(visit, site):
+    """What a reader's connection carries for the page; the index of the search comes behind it."""
+    heavy = {}
+    for address in _pages(site):
+        page = visit(address)
+        weights = page.evaluate(WEIGHTS)
+        total = sum(size for name, size in weights.items() if "search_index" not in name)
+        if total >= 1_000_000:
+            heavy[address] = total
+    assert heavy == {}
+
+
+def test_nothing_moves_while_a_page_loads(visit, site):
+    """Cumulative layout shift; 0.1 is where Lighthouse stops calling it good."""
+    moving = {}
+    for address in _pages(site):
+        page = visit(address)
+        if (shift := page.evaluate(SHIFT)) >= 0.1:
+            moving[address] = shift
+    assert moving == {}
+
+
+def test_text_has_contrast_and_controls_have_names(visit, site):
+    """WCAG 2 level AA by axe's rules, in light and dark."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    options = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}
+    found = []
+    for address in _pages(site):
+        page = visit(address)
+        for scheme in ("light", "dark"):
+            _follow_system(page, scheme)
+            for violation in axe.run(page, context="article", options=options).response["violations"]:
+                for node in violation["nodes"][:3]:
+                    found.append(f"{address}, {scheme}: {violation['help']}: {node['html'][:150]}")
+    assert found == []
+
+
+def test_a_folder_of_files_is_the_whole_site(browser, site):
+    """Opened without a server: links, players and the search work, and nothing is asked of the network."""
+    page = browser.new_page()
+    asked = []
+    page.on("request", lambda r: asked.append(r.url) if not r.url.startswith(("file:", "data:", "about:")) else None)
+    page.goto((site / "index.html").as_uri())
+    page.locator("article a[href*='04_radix_reuse']").first.click()
+    page.wait_for_url("**/04_radix_reuse/index.html*")
+    assert page.locator("figure.player svg[role=img]").first.is_visible()
+    _search(page, "RoPE")
+    page.close()
+    assert asked == []
+
+
 def test_figures_follow_the_theme(visit):
     page = visit("")
     for scheme, other in (("light", "dark"), ("dark", "light")):
@@ -105,10 +122,12 @@ def test_figures_follow_the_theme(visit):
         assert not page.locator(f'article img[src*="-{other}.svg"]').first.is_visible()
 
 
-def test_search_finds_rope(visit):
-    page = visit("")
+def _search(page, words: str) -> None:
     page.get_by_placeholder("Search").first.click()
-    page.keyboard.type("RoPE")
-    first = page.locator(".md-search-result__item").first
-    first.wait_for(state="visible")
-    assert "RoPE" in page.locator(".md-search-result__list").inner_text()
+    page.keyboard.type(words)
+    page.locator(".md-search-result__item").first.wait_for(state="visible")
+    assert words in page.locator(".md-search-result__list").inner_text()
+
+
+def test_search_finds_rope(visit):
+    _search(visit(""), "RoPE")

@@ -65,6 +65,18 @@ def test_an_unknown_symbol_is_an_error_that_names_it(name, message):
         macros.code(name)
 
 
+def test_an_example_is_a_whole_file_titled_with_its_place():
+    text = macros.example("add_policy.py")
+    assert text.startswith('````python title="chapters/reference/examples/add_policy.py"\n"""Policies of your own')
+    assert "def register() -> None:" in text
+    assert text.endswith('computed")\n````')
+
+
+def test_an_unknown_example_is_an_error_that_names_the_folder():
+    with pytest.raises(LookupError, match=r"no example 'add_polici\.py' in chapters/reference/examples"):
+        macros.example("add_polici.py")
+
+
 def test_a_task_shows_signature_and_docstring_but_no_body():
     box = macros.task("02.1")
     assert "def append(self" in box
@@ -107,19 +119,47 @@ class TestResults:
             assert part in line
 
 
-def test_a_figure_needs_both_variants(tmp_path):
+def test_a_figure_needs_both_variants_and_tells_its_size(tmp_path):
     (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "mask-light.svg").touch()
+    (tmp_path / "figures" / "mask-light.svg").write_text('<svg width="9pt" viewBox="0 0 504 216.5">')
     with pytest.raises(LookupError, match="no figure 'mask'"):
         macros.figure(tmp_path, "mask", "the causal mask")
 
+    (tmp_path / "figures" / "mask-dark.svg").write_text('<svg width="9pt" viewBox="0 0 504 216.5">')
+    assert macros.figure(tmp_path, "mask", "the causal mask").count("width=504 height=216.5") == 2
 
-def test_the_map_links_chapters_that_exist_and_lists_the_others_as_planned():
-    rows = macros.course_map().splitlines()[2:]
-    assert "(02_kv_cache/index.md)" in rows[1]
-    assert rows[-1].endswith("| planned |")
+
+def test_a_player_stands_in_the_page_with_its_frames_and_scripts(results, monkeypatch, tmp_path):
+    (tmp_path / "chapters" / "players").mkdir(parents=True)
+    (tmp_path / "chapters" / "players" / "speed.js").touch()
+    (tmp_path / "speed.json").rename(tmp_path / "player_speed.json")
+    monkeypatch.setattr(macros, "ROOT", tmp_path)
+
+    markup = macros.player("04_radix_reuse/index.html", "speed", 'A "drawing".')
+    assert '"ms":{"16":1.25}' in markup
+    assert 'aria-label="A &quot;drawing&quot;."' in markup
+    assert '<script src="../players/player.js"></script>\n<script src="../players/speed.js"></script>' in markup
+
+
+def test_an_unknown_player_is_an_error():
+    with pytest.raises(LookupError, match=r"no player chapters/players/spead\.js"):
+        macros.player("index.html", "spead", "")
+
+
+def test_the_map_shows_written_chapters_then_planned_ones():
+    lines = dict.fromkeys(range(1, 99), "a part")
+
+    *rows, _, planned = macros.course_map(lines).splitlines()[2:]
+
+    assert rows[1].startswith("| 2 | [**KV cache**](02_kv_cache/index.md) | a part | 4 | ")
     numbers = [int(row.split("|")[1]) for row in rows]
+    numbers += [int(part.split()[0]) for part in planned.removeprefix("Planned: ").split("; ")]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_chapter_without_a_line_on_the_map_is_an_error():
+    with pytest.raises(LookupError, match="no line for chapter 1"):
+        macros.course_map({})
 
 
 @pytest.mark.model

@@ -10,6 +10,10 @@ from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
 
+pytest.importorskip("bs4", reason="the site needs the extra `site`")
+
+from bs4 import BeautifulSoup
+
 from chapters.manifest import load_chapters
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +51,7 @@ def pages(site) -> dict[Path, _Page]:
 def test_every_chapter_has_its_page_and_its_notebook(site):
     for chapter in load_chapters(ROOT):
         assert (site / chapter.name / "index.html").is_file()
-        assert (site / "notebooks" / chapter.name / "index.html").is_file()
+        assert (site / "notebooks" / f"{chapter.name}.html").is_file()
 
 
 def test_every_task_has_its_box_and_its_solution_on_its_chapters_page(site):
@@ -58,7 +62,7 @@ def test_every_task_has_its_box_and_its_solution_on_its_chapters_page(site):
             assert f"Solution {task.id} " in html, f"{chapter.name} lacks solution({task.id!r})"
 
 
-def test_every_internal_link_leads_to_a_page_and_an_anchor_that_exist(pages):
+def test_every_internal_link_leads_to_a_page_and_an_anchor_that_exist(pages, site):
     broken = []
     for page in pages.values():
         for link in page.links:
@@ -68,11 +72,11 @@ def test_every_internal_link_leads_to_a_page_and_an_anchor_that_exist(pages):
             target = (page.path.parent / unquote(address)).resolve() if address else page.path
             target = target / "index.html" if target.is_dir() else target
             if not target.is_file() or (anchor and target in pages and unquote(anchor) not in pages[target].ids):
-                broken.append(f"{page.path.parent.name}: {link}")
+                broken.append(f"{page.path.relative_to(site)}: {link}")
     assert not broken
 
 
-def test_every_image_script_and_stylesheet_is_in_the_site(pages):
+def test_every_image_script_and_stylesheet_is_in_the_site(pages, site):
     missing = []
     for page in pages.values():
         for load in page.loads:
@@ -80,8 +84,31 @@ def test_every_image_script_and_stylesheet_is_in_the_site(pages):
             if address.startswith("data:"):
                 continue
             if not (page.path.parent / address).exists():
-                missing.append(f"{page.path.parent.name}: {load}")
+                missing.append(f"{page.path.relative_to(site)}: {load}")
     assert not missing
+
+
+@pytest.mark.parametrize(
+    "sought",
+    [
+        "index.html#two-commands",
+        "04_radix_reuse/index.html",
+        "reference/glossary.html",
+        "index.html#the-ladder",
+        "reference/extend.html",
+    ],
+)
+def test_what_readers_look_for_is_at_most_two_clicks_from_the_text_of_the_home_page(site, sought):
+    def links(page: Path) -> set[str]:
+        article = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser").article
+        found = {urldefrag(a["href"])[0] for a in article.select("a[href]") if not urlparse(a["href"]).scheme}
+        targets = ((page.parent / unquote(link)).resolve() for link in found if link)
+        return {target.relative_to(site.resolve()).as_posix() for target in targets if target.suffix == ".html"}
+
+    home = links(site / "index.html")
+    address, anchor = urldefrag(sought)
+    assert address == "index.html" or address in home.union(*(links(site / page) for page in home))
+    assert not anchor or f'id="{anchor}"' in (site / address).read_text(encoding="utf-8")
 
 
 def test_sources_of_the_course_machine_are_not_published(site):
