@@ -7,10 +7,10 @@ export TORCH
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile -c constraints.txt
 
-.PHONY: help demo setup test lint site serve notebooks lab figures clean FORCE
+.PHONY: help demo setup test lint site serve notebooks lab bench-tp figures clean FORCE
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'PYTHON=python3.12 chooses the interpreter for .venv (now: $(PYTHON)).'
 	@echo 'TORCH=cpu, TORCH=cuda or TORCH="what pip should install" chooses the build of torch.'
@@ -34,7 +34,8 @@ test: lint ## run everything that CI runs
 	$(BIN)/python -m chapters check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --nbmake notebooks tests/site tests # the longest first
 
-lint: .venv/.test ## check style and types
+lint: .venv/.test ## check spelling, style and types
+	$(BIN)/codespell *.md chapters notebooks minisgl kernels hub benchmarks scripts tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -50,7 +51,10 @@ notebooks: .venv/.test ## run every notebook and write its outputs into it
 	$(BIN)/python -m pytest --nbmake --overwrite notebooks
 
 lab: .venv/.lab ## open the notebooks in Jupyter
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks
+
+bench-tp: .venv/.test ## measure tensor parallel on all GPUs of this host
+	$(BIN)/python -m benchmarks.tp
 
 figures: .venv/.test ## draw the figures whose script or data changed
 	$(BIN)/python -m chapters figures

@@ -9,6 +9,7 @@ import functools
 import html
 import json
 import os
+import posixpath
 import re
 import sys
 import textwrap
@@ -16,8 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]  # mkdocs puts neither on the path
@@ -141,7 +140,7 @@ def player(url: str, name: str, alt: str) -> str:
         raise LookupError(f"no player chapters/players/{name}.js")
     data = _record(f"player_{name}")["data"]
     frames = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", r"<\/")
-    scripts = (get_relative_url(f"players/{script}.js", url) for script in ("player", name))
+    scripts = (posixpath.relpath(f"players/{script}.js", posixpath.dirname(url)) for script in ("player", name))
     return "\n".join(
         (
             f'<figure class="player" data-player="{name}" aria-label="{html.escape(alt)}">',

@@ -1,30 +1,68 @@
-"""What the last runs of the reader's files showed, kept in workspace/progress.json."""
+"""What the last runs of the reader's files showed and how long they took, kept in workspace/progress.json; `status`.
+
+A task's id has its last outcome. "time" has what can be known of the reader's time: the course's commands (`start`,
+`hint`, `solution`, `run`, `reset`, `pytest --mine`) leave a mark, and the gap before a mark belongs to its chapter. A
+pause cannot be told from a long thought, so a gap counts for MOST_OF_A_GAP_S at most; the time before `start` and after
+the last test is not known. Files of before there was a "time" are read as they are.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from rich.table import Table
+from rich.markup import escape
 
 from chapters import workspace
 from chapters.manifest import Chapter, Task
 
-STYLES = {
-    "done": "green",
-    "failing": "red",
-    "partly run": "yellow",
-    "changed": "yellow",
-    "not run": "yellow",
-    "not started": "dim",
+STATES = {  # a state's style and its sign on the map
+    "done": ("green", "✓"),
+    "failing": ("red", "✗"),
+    "partly run": ("yellow", "~"),
+    "changed": ("yellow", "~"),
+    "not run": ("yellow", "o"),
+    "not started": ("dim", "·"),
 }
+LEGEND = {"~": "changed since its test, or partly tested", "o": "not tested", "·": "not started"}
+MOST_OF_A_GAP_S = 20 * 60
+WIDE = 68  # columns from which the map has its planned minutes, and full titles
 
 
-def record(root: Path, outcomes: Mapping[str, str], digests: Mapping[str, str]) -> None:
-    """Remember "done", "failing" or "partly run" for these tasks, and the digest of what was tested."""
-    _save(root, _load(root) | {task_id: [state, digests[task_id]] for task_id, state in outcomes.items()})
+def record(root: Path, outcomes: Mapping[str, str], digests: Mapping[str, str], now: float | None = None) -> None:
+    """Remember "done", "failing" or "partly run" for these tasks, and the digest of what was tested.
+
+    Args:
+        digests: of all tasks of one chapter, by id.
+        now: seconds since 1970; now, unless given.
+    """
+    known = _marked(_load(root), {int(task_id.partition(".")[0]) for task_id in digests}, now)
+    _save(root, known | {task_id: [state, digests[task_id]] for task_id, state in outcomes.items()})
+
+
+def mark(root: Path, chapter: Chapter, begins: bool = False, now: float | None = None) -> None:
+    """Note that the reader works on a started chapter; with `begins`, the time before counts for none."""
+    if workspace.is_started(root, chapter):
+        _save(root, _marked(_load(root), set() if begins else {chapter.number}, now))
+
+
+def minutes(root: Path, chapter: Chapter) -> int:
+    """What is known of the time spent on a chapter."""
+    return round(_load(root).get("time", {}).get("seconds", {}).get(str(chapter.number), 0) / 60)
+
+
+def _marked(known: Mapping[str, Any], numbers: set[int], now: float | None) -> dict[str, Any]:
+    now = time.time() if now is None else now
+    spent = known.get("time", {})
+    gap = min(max(now - spent.get("last", now), 0), MOST_OF_A_GAP_S)  # a clock may be set back
+    seconds = dict(spent.get("seconds", {}))
+    for number in map(str, numbers):
+        seconds[number] = round(seconds.get(number, 0) + gap)
+    return dict(known) | {"time": {"last": round(now), "seconds": seconds}}
 
 
 def forget(root: Path, chapter: Chapter) -> None:
@@ -62,31 +100,53 @@ def advice(root: Path, chapters: Sequence[Chapter], chapter: Chapter) -> str:
     return f"chapter {chapter.number} is done: python -m chapters run {chapter.number} chat{then}"
 
 
-def table(root: Path, chapters: Sequence[Chapter]) -> Table:
-    """Chapters down, tasks across."""
-    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    grid.add_column("chapter", no_wrap=True)
-    for number in range(1, max((len(chapter.tasks) for chapter in chapters), default=0) + 1):
-        grid.add_column(f".{number}")
+def course(root: Path, chapters: Sequence[Chapter], width: int) -> Iterator[str]:
+    """The map, in lines of rich's markup: a row a chapter, with a sign for each task."""
+    wide = width >= WIDE
+    tasks = 2 * max((len(chapter.tasks) for chapter in chapters), default=0)
+    longest = max((len(chapter.title) for chapter in chapters), default=0)
+    titles = min(longest, max(8, width - tasks - (30 if wide else 17))) + 1
+    signs: set[str] = set()
+    yield f"[bold]{'chapter':{titles + 4}}{'tasks':{tasks}} done  {'minutes' if wide else 'min'}[/]"
     for chapter in chapters:
-        cells = (f"[{STYLES[state]}]{state}[/]" for state in states(root, chapter).values())
-        grid.add_row(chapter.name.replace("_", " ", 1), *cells)
-    return grid
+        now = list(states(root, chapter).values())
+        signs.update(STATES[state][1] for state in now)
+        title = chapter.title if len(chapter.title) < titles else chapter.title[: titles - 2] + "…"
+        row = " ".join(f"[{style}]{sign}[/]" for style, sign in (STATES[state] for state in now))
+        row += " " * (tasks - 2 * len(now) + 1)
+        done = f"{now.count('done')}/{len(now)}"
+        spent = str(minutes(root, chapter) or "")
+        planned = f"{' of' if spent else '':3} about {chapter.minutes}" if wide else ""
+        yield f"{chapter.number:2}  {escape(f'{title:{titles}}')}{row} {done:6}{spent:>3}{planned}".rstrip()
+    if legend := [f"{sign} {text}" for sign, text in LEGEND.items() if sign in signs]:
+        yield f"[dim]{'   '.join(legend)}[/]"
+    if any(minutes(root, chapter) for chapter in chapters):
+        yield f"[dim]minutes: between two commands of the course, at most {MOST_OF_A_GAP_S // 60} of a gap[/]"
+
+
+def tasks(root: Path, chapter: Chapter) -> Iterator[str]:
+    """A started chapter's tasks by name, in lines of rich's markup."""
+    now = states(root, chapter)
+    following = next_task(root, chapter)
+    for task in chapter.tasks:
+        style, sign = STATES[now[task.id]]
+        arrow = "→" if task == following else " "
+        yield f"{arrow} [{style}]{sign}[/] {task.id}  {escape(task.title)}: [{style}]{now[task.id]}[/]"
 
 
 def _path(root: Path) -> Path:
     return root / "workspace" / "progress.json"
 
 
-def _load(root: Path) -> dict[str, list[str]]:
+def _load(root: Path) -> dict[str, Any]:
     path = _path(root)
-    known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return known
 
 
-def _save(root: Path, outcomes: Mapping[str, list[str]]) -> None:
+def _save(root: Path, known: Mapping[str, Any]) -> None:
     path = _path(root)
     path.parent.mkdir(exist_ok=True)
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(outcomes, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    scratch.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     scratch.replace(path)

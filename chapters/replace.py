@@ -47,11 +47,18 @@ def install(files: Mapping[str, Path]) -> None:
         if module in sys.modules:
             raise CourseError(f"{module} was imported before it could be replaced: import it later, or in a function")
     sys.meta_path.insert(0, _Finder(modules))
-    os.environ[AT_START] = "chapters.replace:inherit"
-    os.environ[MODULES] = os.pathsep.join(f"{module}={path}" for module, path in modules.items())
+    os.environ.update(variables(files))
+
+
+def variables(files: Mapping[str, Path]) -> dict[str, str]:
+    """What tells a child process, and the processes of its engine, to use the files: see `inherit`."""
+    modules = importable(files)
+    told = {AT_START: "chapters.replace:inherit"}
+    told[MODULES] = os.pathsep.join(f"{module}={path}" for module, path in modules.items())
     cuda = {module.rpartition(".")[2] + path.suffix: path for module, path in files.items() if module not in modules}
     if cuda:
-        os.environ[SOURCES] = os.pathsep.join(f"{name}={path}" for name, path in cuda.items())
+        told[SOURCES] = os.pathsep.join(f"{name}={path}" for name, path in cuda.items())
+    return told
 
 
 def inherit() -> None:

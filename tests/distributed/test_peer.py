@@ -244,6 +244,7 @@ def memory(comm: GroupComm) -> list[tuple[int, int]]:
     return less
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="measures all of the GPU, so no other test may use it")
 @pytest.mark.parametrize("size", [pytest.param(2, marks=needs_gpus(1))])
 def test_closing_gives_the_memory_back(size, tmp_path):
     for less in in_processes(size, tmp_path, "gloo", memory):

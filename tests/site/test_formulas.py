@@ -22,7 +22,7 @@ def formulas(page: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "page", filter(formulas, PAGES), ids=lambda page: page.relative_to(ROOT / "chapters").as_posix()
+    "page", [*filter(formulas, PAGES)], ids=lambda page: page.relative_to(ROOT / "chapters").as_posix()
 )
 def test_what_a_page_computes_is_what_it_says(page):
     examples = doctest.DocTestParser().get_doctest(formulas(page), {}, page.parent.name, str(page), 0)
