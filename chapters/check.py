@@ -19,6 +19,8 @@ from chapters.runs import TIMEOUT_S, Outcome, Run, run_all
 from chapters.stubs import code_lines, stub
 from chapters.symbols import UnknownSymbol, module_path
 
+IN_ORDER = "with the tasks up to"
+
 
 def check(root: Path, chapters: Sequence[Chapter], console: Console, timeout_s: float = TIMEOUT_S) -> bool:
     """Check each chapter, print a line for it and what is wrong with it; whether all is well."""
@@ -45,6 +47,7 @@ def _check_chapter(
         runs["stubs"] = Run(all_tests, _write(root, scratch / "stubs", stubs))
     except (CourseError, UnknownSymbol) as error:
         problems.append(f"stubs: {error}")
+    runs |= _in_order(root, chapter, scratch) if "stubs" in runs else {}
     names = {f"mutant {i} of {m.task} ({m.why.rstrip('.')})": m for i, m in enumerate(chapter.mutants, 1)}
     tests = {task.id: task.tests for task in chapter.tasks}
     for name, mutant in names.items():
@@ -76,6 +79,9 @@ def _check_chapter(
             untried += 1
         else:
             problems.append(f"{name} is not caught: {_why_accepted(outcome)}".rstrip())
+    for name, outcome in ((name, outcome) for name, outcome in outcomes.items() if name.startswith(IN_ORDER)):
+        if outcome.error or outcome.failures:
+            problems.append(f"{name}: {outcome.error or 'tests fail'}\n{_tail(outcome.output)}")
     number, _, slug = chapter.name.partition("_")
     line = (
         f"{number} {slug}  stubs: {stubbed} of {len(chapter.tasks)} fail with our message · "
@@ -83,6 +89,15 @@ def _check_chapter(
         f"mutants: {caught} of {len(chapter.mutants)} caught" + (f", {untried} not tried: {lack}" if untried else "")
     )
     return line, problems
+
+
+def _in_order(root: Path, chapter: Chapter, scratch: Path) -> dict[str, Run]:
+    """For each task but the last its tests, when the reader has come so far and has written none of the later ones."""
+    runs = {}
+    for i, task in enumerate(chapter.tasks[:-1], 1):
+        texts = {module: stub(root, chapter, module, chapter.tasks[:i]) for module in chapter.modules}
+        runs[f"{IN_ORDER} {task.id}"] = Run(task.tests, _write(root, scratch / task.id, texts), ("-x",))
+    return runs
 
 
 def _lack(chapter: Chapter) -> str:

@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command. A user's mistake ends with one line on stderr and exit status 1."""
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as on Ctrl-C
-    atexit.register(gc.freeze)  # or Python, as it ends, looks through all objects of torch for most of a second
+    # Or Python, as it ends, looks through all objects of torch for most of a second. Triton's would count as leaked.
+    atexit.register(lambda: None if "triton" in sys.modules else gc.freeze())
     from minisgl_hub import FetchError
 
     from minisgl.distributed.ranks import RankDied

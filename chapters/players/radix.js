@@ -4,7 +4,7 @@
 // those it is about, tree: [[parent, locks, pages, their texts]], tables: {request: pages}, holders: one digit a page}].
 
 {
-  const PAGE = 99, LINE = 30, TOP = 122, STRIP = 25;
+  const PAGE = 105, LINE = 30, TOP = 122, STRIP = 25;
   const name = id => "ABCDEF"[id];
   const listed = words => [words.slice(0, -1).join(", "), ...words.slice(-1)].filter(Boolean).join(" and ");
   const many = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;

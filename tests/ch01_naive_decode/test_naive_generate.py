@@ -47,7 +47,9 @@ SCRIPT = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]  # no EOS among them
 
 
 def test_each_token_is_the_models_choice_after_all_tokens_so_far():
-    assert generate(ScriptedModel(SCRIPT), [1, 1, 1], SamplingParams(max_tokens=4)) == [7, 8, 9, 10]
+    answer = generate(ScriptedModel(SCRIPT), [1, 1, 1], SamplingParams(max_tokens=4))
+
+    assert answer == [7, 8, 9, 10], f"behind 3 tokens the script says 7, 8, 9, 10: got {answer}"
 
 
 def test_every_step_runs_the_whole_sequence():
@@ -55,7 +57,9 @@ def test_every_step_runs_the_whole_sequence():
 
     generate(model, [1, 16, 1], SamplingParams(max_tokens=3))
 
-    assert model.inputs == [[1, 16, 1], [1, 16, 1, 7], [1, 16, 1, 7, 8]]
+    assert model.inputs == [[1, 16, 1], [1, 16, 1, 7], [1, 16, 1, 7, 8]], (
+        "each step takes the prompt and all new tokens"
+    )
 
 
 def test_the_first_token_of_every_step_stands_at_position_0():
@@ -63,7 +67,8 @@ def test_the_first_token_of_every_step_stands_at_position_0():
 
     generate(model, [1, 1], SamplingParams(max_tokens=3))
 
-    assert [batch.positions.tolist() for batch in model.batches] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    positions = [batch.positions.tolist() for batch in model.batches]
+    assert positions == [[0, 1], [0, 1, 2], [0, 1, 2, 3]], f"every step starts at position 0: got {positions}"
 
 
 def test_a_token_is_handed_out_before_the_next_one_is_computed():
@@ -79,7 +84,9 @@ def test_a_token_is_handed_out_before_the_next_one_is_computed():
 def test_any_end_of_sequence_token_is_handed_out_once_and_ends_the_answer(eos: int):
     model = ScriptedModel([4, 5, 6, eos, 8, 9])
 
-    assert generate(model, [1], SamplingParams(max_tokens=9)) == [5, 6, eos]
+    answer = generate(model, [1], SamplingParams(max_tokens=9))
+
+    assert answer == [5, 6, eos], f"5, 6 and the end-of-sequence token {eos}, yielded once, then nothing: got {answer}"
     assert len(model.batches) == 3, "a step ran after the end of the sequence"
 
 

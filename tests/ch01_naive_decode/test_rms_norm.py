@@ -61,6 +61,22 @@ def test_a_half_precision_row_is_squared_in_fp32(size: float):
     )
 
 
+def test_the_row_is_back_in_its_dtype_before_the_weight_multiplies_it():
+    x = torch.tensor([[3.0, 4.0] * 16], dtype=torch.bfloat16)  # a normalised element is 0.8485 or 1.1314
+    weight = torch.linspace(0.5, 1.5, 32).to(torch.bfloat16)
+    normalised = torch.tensor([[3 / 12.5**0.5, 4 / 12.5**0.5] * 16]).to(torch.bfloat16)
+
+    y = ops.rms_norm(x, weight, eps=0.0)
+
+    torch.testing.assert_close(
+        y,
+        normalised * weight,
+        rtol=0,
+        atol=0,
+        msg=lambda m: f"not the bits of transformers: go back to the dtype of x, then multiply by the weight\n{m}",
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_the_result_has_the_dtype_and_shape_of_x(dtype: torch.dtype):
     x = torch.randn(3, 2, 8).to(dtype)

@@ -59,13 +59,22 @@ def test_temperature_then_top_k_then_top_p_then_min_p(params: SamplingParams):
 
         probs = sampling.sampling_probs(logits, params)
 
-        torch.testing.assert_close(probs, torch.tensor(by_hand(logits.tolist(), params)), rtol=1e-4, atol=1e-6)
+        expected = torch.tensor(by_hand(logits.tolist(), params))
+        kept, should = int((probs > 0).sum()), int((expected > 0).sum())
+        torch.testing.assert_close(
+            probs,
+            expected,
+            rtol=1e-4,
+            atol=1e-6,
+            msg=lambda m, k=kept, s=should: f"{k} tokens have a probability above 0, should be {s}; by token id:\n{m}",
+        )
 
 
 def test_the_worked_example_of_the_page():
     probs = probs_of([0.05, 0.4, 0.1, 0.3, 0.15], top_k=3, top_p=0.8)
 
-    assert probs == pytest.approx([0, 4 / 7, 0, 3 / 7, 0], abs=1e-6)
+    expected = pytest.approx([0, 4 / 7, 0, 3 / 7, 0], abs=1e-6)
+    assert probs == expected, f"in the order of the ids it is (0, 4/7, 0, 3/7, 0): got {probs}"
 
 
 def test_without_filters_it_is_the_softmax_of_logits_over_temperature():
@@ -74,7 +83,9 @@ def test_without_filters_it_is_the_softmax_of_logits_over_temperature():
 
     probs = sampling.sampling_probs(logits, SamplingParams(temperature=0.5))
 
-    torch.testing.assert_close(probs, (logits / 0.5).softmax(dim=-1))
+    torch.testing.assert_close(
+        probs, (logits / 0.5).softmax(dim=-1), msg=lambda m: f"not softmax(logits / temperature), by token id\n{m}"
+    )
 
 
 def test_temperature_changes_which_tokens_top_p_keeps():
@@ -86,11 +97,23 @@ def test_temperature_changes_which_tokens_top_p_keeps():
 
 
 def test_the_token_that_crosses_top_p_is_kept():
-    assert probs_of([0.5, 0.3, 0.2], top_p=0.6) == pytest.approx([0.625, 0.375, 0], abs=1e-6)
+    probs = probs_of([0.5, 0.3, 0.2], top_p=0.6)
+
+    assert probs == pytest.approx([0.625, 0.375, 0], abs=1e-6), (
+        "the second token takes the mass from 0.5 to 0.8: it crosses 0.6, so it is the last that is kept"
+    )
+
+
+def test_mass_of_exactly_top_p_is_enough():
+    probs = probs_of([0.25, 0.25, 0.25, 0.25], top_p=0.5)
+
+    assert probs == [0.5, 0.5, 0, 0], (
+        "the first two tokens have 0.5 together and reach top_p 0.5: the third is too many"
+    )
 
 
 def test_a_tiny_top_p_still_keeps_the_best_token():
-    assert probs_of([0.2, 0.5, 0.3], top_p=1e-9) == pytest.approx([0, 1, 0])
+    assert probs_of([0.2, 0.5, 0.3], top_p=1e-9) == pytest.approx([0, 1, 0]), "the best token crosses any top_p"
 
 
 def test_top_p_counts_the_mass_that_is_left_after_top_k():
@@ -100,7 +123,9 @@ def test_top_p_counts_the_mass_that_is_left_after_top_k():
 
 
 def test_min_p_is_a_fraction_of_the_best_tokens_probability():
-    assert probs_of([0.4, 0.3, 0.2, 0.1], min_p=0.6) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
+    probs = probs_of([0.4, 0.3, 0.2, 0.1], min_p=0.6)
+
+    assert probs == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6), "min_p 0.6 drops what is below 0.6 · 0.4 = 0.24"
 
 
 def test_a_top_p_of_1_drops_no_token():
@@ -126,10 +151,10 @@ def test_top_k_keeps_the_smaller_ids_among_equals(best: range, top_k: int):
 
 
 def test_top_k_beyond_the_vocabulary_keeps_all():
-    assert probs_of([0.5, 0.3, 0.2], top_k=1000) == pytest.approx([0.5, 0.3, 0.2])
+    assert probs_of([0.5, 0.3, 0.2], top_k=1000) == pytest.approx([0.5, 0.3, 0.2]), "there are only 3 tokens to keep"
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e4])
+@pytest.mark.parametrize("temperature", [1e-36, 1e-6, 1e4])
 def test_extreme_logits_and_temperatures_stay_finite(temperature: float):
     logits = torch.tensor([-3e4, 5e4, 3e4, float("-inf")])
 
@@ -146,8 +171,9 @@ def test_16_bit_logits_give_fp32_probabilities_that_sum_to_1(params: SamplingPar
 
     probs = sampling.sampling_probs(logits, params)
 
-    assert probs.dtype == torch.float32
-    assert probs.sum().item() == pytest.approx(1, abs=1e-5)
+    total = probs.sum().item()
+    assert probs.dtype == torch.float32, f"the logits are bfloat16, the result {probs.dtype}: compute in fp32"
+    assert total == pytest.approx(1, abs=1e-5), f"the probabilities sum to {total}: normalise after the last filter"
 
 
 def test_the_logits_are_left_alone():
@@ -156,4 +182,4 @@ def test_the_logits_are_left_alone():
 
     sampling.sampling_probs(logits, SamplingParams(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1))
 
-    torch.testing.assert_close(logits, before)
+    torch.testing.assert_close(logits, before, msg="the caller's logits were overwritten")

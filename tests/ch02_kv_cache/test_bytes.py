@@ -27,4 +27,5 @@ def test_bytes_of_known_models(name, layers, kv_heads, head_dim, dtype, expected
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_formula_is_what_a_cache_takes(dtype):
     cache = ContiguousCache(5, 3, 8, 11, dtype, torch.device("cpu"))
-    assert kv_bytes_per_token(5, 3, 8, dtype) * 11 == cache.kv.nbytes
+    formula, region = kv_bytes_per_token(5, 3, 8, dtype) * 11, cache.kv.nbytes
+    assert formula == region, f"11 tokens in {dtype}: {formula:,} bytes by the formula, {region:,} in the region"

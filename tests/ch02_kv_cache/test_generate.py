@@ -31,7 +31,10 @@ def generate(model, prompt, params, work=None) -> list[int]:
 def assert_same(actual: list[int], expected: list[int]) -> None:
     for i, (a, e) in enumerate(zip(actual, expected, strict=False)):
         where = "the prefill" if i == 0 else f"decode step {i}"
-        assert a == e, f"new token {i} comes from {where} and is {a}; without a cache it is {e}"
+        assert a == e, (
+            f"new token {i} comes from {where} and is {a}; without a cache it is {e}. A step takes the tokens that are "
+            "not stored yet, and their first position is the number of stored ones"
+        )
     assert len(actual) == len(expected), f"{len(actual)} tokens in place of {len(expected)}"
 
 

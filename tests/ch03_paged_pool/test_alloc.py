@@ -44,8 +44,11 @@ def test_one_page_too_many_is_refused_and_the_message_says_how_many_there_were(t
     pages.alloc(taken_before)
     with pytest.raises(OutOfPages) as refusal:
         pages.alloc(asked)
-    for number in (asked, 4 - taken_before):
-        assert str(number) in str(refusal.value), f"the message {str(refusal.value)!r} lacks the number {number}"
+    message = str(refusal.value)
+    assert str(asked) in message, f"{message!r} does not say that {asked} pages were asked for"
+    assert str(4 - taken_before) in message, (
+        f"{message!r} does not say that {4 - taken_before} were free before the call"
+    )
 
 
 def test_a_refused_call_changes_nothing():

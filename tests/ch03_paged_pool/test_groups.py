@@ -108,7 +108,10 @@ def test_nobody_is_padded_to_twice_its_length():
 
 def test_each_chunk_is_a_group_of_its_own():
     groups = check(sequences([(3, 8), (3, 8), (1, 8), (1, 9)], page_size=4))
-    assert sorted(len(group.queries) for group in groups) == [2, 3, 3]
+    sizes = sorted(len(group.queries) for group in groups)
+    assert sizes == [2, 3, 3], (
+        f"two chunks of 3, each alone, and two decodes of 4 bits together: groups of {sizes} rows"
+    )
 
 
 def test_padding_repeats_the_last_slot():

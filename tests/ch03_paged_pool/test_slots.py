@@ -9,11 +9,17 @@ from minisgl.kvcache.mha_pool import slots_of
 
 
 def of_one(pages: list[int], positions: list[int], page_size: int) -> list[int]:
-    return slots_of(torch.tensor([pages]), torch.tensor([positions]), page_size)[0].tolist()
+    slots = slots_of(torch.tensor([pages]), torch.tensor([positions]), page_size)
+    assert slots.shape == (1, len(positions)), (
+        f"positions [1, {len(positions)}] gave slots of shape {list(slots.shape)}"
+    )
+    return slots[0].tolist()
 
 
 def test_the_example_of_the_page():
-    assert of_one([5, 2, 7], [0, 3, 4, 6, 9], page_size=4) == [20, 23, 8, 10, 29]
+    slots = of_one([5, 2, 7], [0, 3, 4, 6, 9], page_size=4)
+
+    assert slots == [20, 23, 8, 10, 29], "position 6 lies in entry 1 of the table, page 2, at place 2: slot 2 · 4 + 2"
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
@@ -30,7 +36,7 @@ def test_tokens_of_a_page_lie_side_by_side_and_pages_lie_anywhere(page_size):
 
 @pytest.mark.parametrize(("position", "slot"), [(14, 62), (15, 63), (16, 16), (17, 17), (31, 31), (32, 80)])
 def test_the_boundary_of_a_page(position, slot):
-    assert of_one([3, 1, 5], [position], page_size=16) == [slot]
+    assert of_one([3, 1, 5], [position], page_size=16) == [slot], f"position {position} in pages 3, 1, 5 of 16"
 
 
 def test_positions_come_in_any_order_and_more_than_once():
@@ -40,7 +46,7 @@ def test_positions_come_in_any_order_and_more_than_once():
 def test_each_sequence_has_its_own_table():
     tables = torch.tensor([[4, 6, 1], [2, 5, 3]])
     positions = torch.tensor([[0, 4], [1, 5]])
-    assert slots_of(tables, positions, 2).tolist() == [[8, 2], [5, 7]]
+    assert slots_of(tables, positions, 2).tolist() == [[8, 2], [5, 7]], "row b of positions goes through row b's table"
 
 
 def test_entries_behind_a_sequences_pages_are_not_looked_at():

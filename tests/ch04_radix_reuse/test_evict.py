@@ -37,10 +37,10 @@ def test_a_leaf_loses_its_tail_and_keeps_what_need_not_go():
     tree = Tree()
     pages = list(tree.put("ABCD").pages)
 
-    assert tree.cache.evict(1) == 1
+    assert tree.cache.evict(1) == 1, "the leaf has 4 pages and one is wanted: cut it"
 
     assert tree.find("ABCD")[1] == "ABC", "a prefix stays useful without its end, but not without its beginning"
-    assert tree.pages.holders(pages[3]) == 0
+    assert tree.pages.holders(pages[3]) == 0, "the page at the leaf's end is the one that goes"
     tree.check()
 
 
@@ -48,8 +48,8 @@ def test_a_leaf_that_was_cut_can_be_cut_again():
     tree = Tree()
     tree.put("ABCD")
     for left in ("ABC", "AB", "A", ""):
-        assert tree.cache.evict(1) == 1
-        assert tree.shape() == ({left: {}} if left else {})
+        assert tree.cache.evict(1) == 1, f"a leaf that keeps pages must be offered again: now {tree.shape()}"
+        assert tree.shape() == ({left: {}} if left else {}), "tokens and pages go together, from the leaf's end"
         tree.check()
     assert tree.cache.evict(1) == 0
 
@@ -90,7 +90,7 @@ def test_a_locked_path_stays_whole():
     assert tree.find("AB")[1] == "AB"
     tree.check()
     tree.cache.unlock(node)
-    assert tree.cache.evict(100) == 2
+    assert tree.cache.evict(100) == 2, "A and B are unlocked now"
     tree.check()
 
 
@@ -98,10 +98,12 @@ def test_a_leaf_met_while_it_was_locked_is_evicted_later():
     tree = Tree()
     node = tree.put("AB")
     tree.cache.lock(node)
-    assert tree.cache.evict(1) == 0
+    assert tree.cache.evict(1) == 0, "a locked leaf must not be evicted"
     tree.cache.unlock(node)
     tree.check()
-    assert tree.cache.evict(2) == 2
+    assert tree.cache.evict(2) == 2, (
+        "the entry is popped, so queued must be False: else unlock cannot offer the leaf again"
+    )
 
 
 def test_a_page_that_a_request_still_holds_leaves_the_tree_but_is_not_free():
@@ -138,31 +140,31 @@ class TestOrder:
         tree = self.tree("fifo")
         for letter in "AAB":
             tree.find(letter)
-        assert self.order(tree) == "ABCD"
+        assert self.order(tree) == "ABCD", "first computed, first gone; when it was used does not matter"
 
     def test_lru_takes_what_was_not_used_for_longest(self):
         tree = self.tree("lru")
         for letter in "CABA":
             tree.find(letter)
-        assert self.order(tree) == "DCBA"
+        assert self.order(tree) == "DCBA", "D was never found, and the others were last found as C, B, A"
 
     def test_lru_counts_an_insert_as_use(self):
         tree = self.tree("lru")
         tree.put("A")
-        assert self.order(tree) == "BCDA"
+        assert self.order(tree) == "BCDA", "A was inserted again, so it was used last"
 
     def test_lfu_takes_what_was_hit_least_and_of_equals_the_least_recent(self):
         tree = self.tree("lfu")
         for letter in "AACDB":
             tree.find(letter)
-        assert self.order(tree) == "CDBA"
+        assert self.order(tree) == "CDBA", "A has two hits; of the others, found once each, C was first and B was last"
 
     def test_use_counts_also_when_it_came_after_the_leaf_was_offered(self):
         tree = self.tree("lru")
         assert tree.cache.evict(1) == 1  # A goes, and the heap now has entries for B, C and D
         for letter in "BCB":
             tree.find(letter)
-        assert self.order(tree) == "DCB"
+        assert self.order(tree) == "DCB", "an entry whose rank has changed must be offered again, not evicted"
 
     @pytest.mark.parametrize(("policy", "kept"), [("lru", "BC"), ("fifo", "BC"), ("lfu", "AC")])
     def test_a_favourite_that_rests_is_kept_by_lfu_only(self, policy, kept):

@@ -73,7 +73,7 @@ def test_a_longer_sequence_adds_only_what_is_new():
     node, own = insert(tree, "ABCD", second)
 
     assert tree.shape() == {"AB": {"CD": {}}}
-    assert own == [*first, *second[2:]]
+    assert own == [*first, *second[2:]], "the tree's pages for what it had, and the caller's for what it had not"
     assert node.pages == second[2:]
     tree.check({page: 1 for page in [*first, *second]})
 
@@ -86,7 +86,7 @@ def test_a_sequence_that_differs_midway_makes_a_branch():
     node, own = insert(tree, "ABD", second)
 
     assert tree.shape() == {"AB": {"C": {}, "D": {}}}
-    assert own == [*first[:2], second[2]]
+    assert own == [*first[:2], second[2]], "the tree's pages for what it had, and the caller's for what it had not"
     assert tree.letters(node) == "D"
     tree.check({page: 1 for page in [*first, *second]})
 
@@ -129,7 +129,7 @@ def test_new_pages_may_be_evicted_until_somebody_locks_them():
     tree = Tree()
     tree.put("AB")
     tree.put("ABCD")
-    assert (tree.cache.num_pages, tree.cache.num_evictable) == (4, 4)
+    assert (tree.cache.num_pages, tree.cache.num_evictable) == (4, 4), "A and B were there, C and D are new: 4 pages"
     tree.check()
 
 
@@ -139,8 +139,9 @@ def test_every_node_on_the_way_is_refreshed():
     old = tree.put("X")
     tree.put("ABC")
     upper, lower = (node for node in tree.nodes() if node is not old)
-    assert upper.last_used == lower.last_used > old.last_used
-    assert lower.created == lower.last_used > upper.created
+    assert upper.last_used == lower.last_used, "one new time a call, for every node on the way"
+    assert lower.last_used > old.last_used, "X was not on the way"
+    assert lower.created == lower.last_used > upper.created, "only what is new was created now"
 
 
 def test_inserting_is_no_hit():

@@ -39,7 +39,7 @@ class TestLock:
     def test_each_lock_counts(self, tree):
         for letters in ("BC", "D", "X"):
             tree.cache.lock(node_of(tree, letters))
-        assert locks(tree) == {"A": 3, "BC": 2, "D": 1, "X": 1}
+        assert locks(tree) == {"A": 3, "BC": 2, "D": 1, "X": 1}, "BC, D and X were locked: all three paths go through A"
 
     def test_locked_pages_are_not_evictable_any_more(self, tree):
         assert tree.cache.num_evictable == 5
@@ -57,8 +57,8 @@ class TestLock:
     def test_the_root_has_no_pages_and_no_locks(self, tree):
         tree.cache.lock(tree.root)  # a request without a prefix hit
         tree.cache.lock(node_of(tree, "X"))
-        assert tree.root.locks == 0
-        assert tree.cache.num_evictable == 3
+        assert tree.root.locks == 0, "stop below the root: it has no parent, no pages and no locks"
+        assert tree.cache.num_evictable == 3, "5 pages, of which A and X are locked"
 
     def test_no_page_changes_hands(self, tree):
         tree.cache.lock(node_of(tree, "D"))
@@ -74,7 +74,7 @@ class TestUnlock:
         for letters in ("D", "D", "BC", "X"):
             tree.cache.lock(node_of(tree, letters))
         tree.cache.unlock(node_of(tree, "D"))
-        assert locks(tree) == {"A": 3, "BC": 2, "D": 1, "X": 1}
+        assert locks(tree) == {"A": 3, "BC": 2, "D": 1, "X": 1}, "one lock less on D, BC and A; X is not on the path"
 
     def test_pages_are_evictable_again_when_the_last_lock_goes(self, tree):
         node = node_of(tree, "BC")

@@ -45,7 +45,7 @@ def test_a_page_that_is_not_full_is_no_match(missing):
     tree.hang(tree.nodes()[0] if tree.nodes() else tree.root, "AB")
     tokens = spell("AB", 4)[:-missing]
     _, pages = tree.cache.match_prefix(tokens)
-    assert len(pages) == 1
+    assert len(pages) == 1, f"the second page lacks {missing} of its 4 tokens"
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -58,7 +58,9 @@ def test_the_match_ends_before_the_first_page_that_differs(size, same):
     node, found = tree.cache.match_prefix(tokens)
 
     assert found == pages[:same], f"{same} pages are the same as the tree's; page {same} differs in its last token"
-    assert tree.letters(node) == "ABC"[:same]
+    assert tree.letters(node) == "ABC"[:same], (
+        "the node must end where the match ends: split it, and return its upper part"
+    )
     tree.check()
 
 
@@ -115,9 +117,10 @@ def test_every_node_on_the_way_counts_as_used_now_and_no_other():
     tree.find("AB")
 
     newest = max(node.last_used for node in tree.nodes())
-    assert upper.last_used == lower.last_used == newest > before
+    assert (upper.last_used, lower.last_used) == (newest, newest), "one new time a call, for every node on the way"
+    assert newest > before, "the time must be later than that of any earlier call"
     assert sibling.last_used == before
-    assert (upper.hits, lower.hits, sibling.hits) == (1, 1, 0)
+    assert (upper.hits, lower.hits, sibling.hits) == (1, 1, 0), "one hit more for each node that the walk passed"
 
 
 def test_a_partial_hit_refreshes_the_part_that_was_hit():

@@ -1,4 +1,4 @@
-"""Tasks 04.1 to 04.5 as requests use them, through the cache manager: who holds a page, and when it may be found."""
+"""Tasks 04.1 to 04.6 as requests use them, through the cache manager: who holds a page, and when it may be found."""
 
 from __future__ import annotations
 

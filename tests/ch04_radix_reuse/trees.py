@@ -80,9 +80,14 @@ class Tree:
             held.update(node.pages)
         held_by_tree = sum(len(node.pages) for node in self.nodes())
         unlocked = sum(len(node.pages) for node in self.nodes() if not node.locks)
-        assert self.cache.num_pages == held_by_tree, f"num_pages, in {self.shape()}"
-        assert self.cache.num_evictable == unlocked, f"num_evictable, in {self.shape()}"
+        where = f"in {self.shape()}"
+        num_pages, num_evictable = self.cache.num_pages, self.cache.num_evictable
+        assert num_pages == held_by_tree, f"num_pages is {num_pages}, but the nodes have {held_by_tree} pages, {where}"
+        assert num_evictable == unlocked, (
+            f"num_evictable is {num_evictable}, but {unlocked} pages are unlocked, {where}"
+        )
         for page in range(1, self.pages.capacity + 1):
-            assert self.pages.holders(page) == held[page], f"holders of page {page}, in {self.shape()}"
+            holders = self.pages.holders(page)
+            assert holders == held[page], f"page {page} has {holders} holders, it should have {held[page]}, {where}"
         entries = Counter(id(node) for _, _, node in self.cache._heap)
         assert all(n == 1 for n in entries.values()), "a node stands in the heap twice"

@@ -102,7 +102,7 @@ class TestWithoutChunks:
     def test_a_prompt_that_exceeds_what_is_left_of_the_budget_waits_and_nobody_overtakes_it(self):
         scheduler = new_scheduler(max_batch_tokens=10, chunked_prefill=False)
         queue(scheduler, new_request(0, prompt=6), new_request(1, prompt=6), new_request(2, prompt=2))
-        assert rows(scheduler.plan()) == [(0, 0, 6)]
+        assert rows(scheduler.plan()) == [(0, 0, 6)], "4 of the budget are left: request 1 waits, and 2 behind it"
         assert ids(scheduler.waiting) == [1, 2]
 
     def test_one_that_exceeds_the_whole_budget_runs_whole_and_alone(self):
@@ -114,7 +114,7 @@ class TestWithoutChunks:
         scheduler = new_scheduler(max_batch_tokens=10, chunked_prefill=False)
         run_it(scheduler, new_request(0, prompt=6, answer=1), computed=6)
         queue(scheduler, new_request(1, prompt=25))
-        assert rows(scheduler.plan()) == [(0, 6, 1)]
+        assert rows(scheduler.plan()) == [(0, 6, 1)], "what exceeds the budget runs only where the batch is empty"
 
 
 class TestWithAPrefixCache:

@@ -87,7 +87,7 @@ def test_who_gets_nothing_stays_as_it_was():
 def test_a_request_that_waits_for_its_token_in_flight_does_not_hold_up_those_behind_it():
     scheduler = three(new_scheduler())
     go_on(scheduler, budget=4)  # the first is decoded: its next token is unknown until this step is retired
-    assert rows(go_on(scheduler, budget=100)) == [(1, 6, 6), (2, 8, 1)]
+    assert rows(go_on(scheduler, budget=100)) == [(1, 6, 6), (2, 8, 1)], "pass over the first, and go on with the loop"
 
 
 def test_each_planned_step_of_a_request_counts_as_in_flight():
@@ -110,7 +110,7 @@ def test_one_that_lost_its_pages_a_moment_ago_is_passed_over():
     scheduler = three(new_scheduler())
     line = list(scheduler.running)
     scheduler._let_go(line[1])  # as a preemption does: row -1
-    assert rows(go_on(scheduler, budget=100, requests=line)) == [(0, 5, 1), (2, 8, 1)]
+    assert rows(go_on(scheduler, budget=100, requests=line)) == [(0, 5, 1), (2, 8, 1)], "its row is -1: it has no pages"
 
 
 def test_pages_are_asked_for_up_to_the_end_of_the_chunk_and_only_where_they_are_missing(monkeypatch):
@@ -135,6 +135,6 @@ def test_who_had_to_give_up_its_own_pages_is_not_in_the_step_and_spends_no_budge
 
     batch = go_on(scheduler, budget=8, requests=list(scheduler.running))
 
-    assert ids(batch.requests) == [1]
+    assert ids(batch.requests) == [1], "_grow said False for request 0; request 1 has its pages: nobody asks"
     assert batch.num_tokens == [8], "the whole budget is left for the second"
     assert (gave_up.num_computed, gave_up.in_flight) == (0, 0)

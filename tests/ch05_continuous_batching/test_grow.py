@@ -20,7 +20,7 @@ def test_free_pages_are_taken_and_nobody_is_preempted():
 
     assert scheduler._grow(batch, request, 9) is True
 
-    assert len(request.pages) == 3
+    assert len(request.pages) == 3, "9 tokens need 3 pages of 4"
     assert ids(scheduler.running) == [0, 1, 2, 3]
     assert batch.moved == [(request, 2)], "its page table changed from page 2 on: the engine must hear of it"
 
@@ -29,7 +29,7 @@ def test_who_came_last_is_preempted_first():
     scheduler, batch = four(pages=8), Batch()
     oldest = scheduler.running[0]
 
-    assert scheduler._grow(batch, oldest, 9) is True
+    assert scheduler._grow(batch, oldest, 9) is True, "the last of running gives way to the first"
 
     assert ids(scheduler.running) == [0, 1, 2], "the last of the line has the least to lose"
     assert ids(scheduler.waiting) == [3]
@@ -41,8 +41,8 @@ def test_who_came_last_is_preempted_first():
 
 def test_as_many_as_needed_are_preempted_and_no_more():
     scheduler, batch = four(pages=8), Batch()
-    assert scheduler._grow(batch, scheduler.running[0], 17) is True  # 5 pages: 3 more
-    assert ids(scheduler.running) == [0, 1]
+    assert scheduler._grow(batch, scheduler.running[0], 17) is True, "the last two give way to the first"
+    assert ids(scheduler.running) == [0, 1], "17 tokens are 5 pages, 3 more: what two others have, and not a third"
     assert ids(scheduler.waiting) == [2, 3]
 
 

@@ -23,6 +23,14 @@ def test_a_decode_grows_by_its_token():
     assert request.in_flight == 0
 
 
+def test_a_retired_step_is_in_flight_no_more():
+    scheduler, _ = with_decode()
+    batch = scheduler.plan()
+    assert scheduler.in_flight == [batch]
+    scheduler.retire(batch, [TOKEN])
+    assert scheduler.in_flight == [], "retire begins with _hold_for_later_steps, which takes the step off this list"
+
+
 def test_tokens_belong_to_the_rows_of_the_batch():
     scheduler = new_scheduler(max_batch_tokens=4)
     for id in range(3):
@@ -44,7 +52,7 @@ class TestChunks:
 
         for _ in range(2):
             grown = scheduler.retire(scheduler.plan(), [TOKEN])
-            assert grown == []
+            assert grown == [], "the row ends before the last token of the prompt: an unfinished chunk"
             assert request.output == [], "the prompt is not computed to its end: nobody asked what follows here"
         grown = scheduler.retire(scheduler.plan(), [TOKEN])
 
@@ -56,7 +64,7 @@ class TestChunks:
         request = new_request(0, prompt=10)
         scheduler.add(request)
         scheduler.retire(scheduler.plan(), [EOS])
-        assert request.finish_reason is None
+        assert request.finish_reason is None, "the entry behind an unfinished chunk means nothing"
         assert ids(scheduler.running) == [0]
 
     def test_minus_one_behind_an_unfinished_chunk_is_no_error(self):
@@ -64,14 +72,14 @@ class TestChunks:
         request = new_request(0, prompt=10)
         scheduler.add(request)
         scheduler.retire(scheduler.plan(), [-1])
-        assert request.finish_reason is None
+        assert request.finish_reason is None, "the entry behind an unfinished chunk means nothing"
 
 
 class TestTheEnd:
     def test_a_stop_token_ends_the_answer_and_is_part_of_it_once(self):
         scheduler, request = with_decode()
         assert scheduler.retire(scheduler.plan(), [EOS]) == [request]
-        assert request.output == [500, EOS]
+        assert request.output == [500, EOS], "500 was known, and the stop token stays in the answer"
         assert request.finish_reason == "stop"
 
     def test_max_tokens_end_the_answer(self):
@@ -84,7 +92,7 @@ class TestTheEnd:
     def test_a_stop_token_in_the_last_place_is_a_stop(self):
         scheduler, request = with_decode(max_tokens=2)
         scheduler.retire(scheduler.plan(), [EOS])
-        assert request.finish_reason == "stop"
+        assert request.finish_reason == "stop", "ask for the stop token first, for the length afterwards"
 
     def test_who_has_finished_gives_its_pages_back_and_is_in_no_further_step(self):
         scheduler, first = with_decode(max_tokens=2)
@@ -93,8 +101,8 @@ class TestTheEnd:
         scheduler.retire(scheduler.plan(), [TOKEN, TOKEN])
 
         assert ids(scheduler.finished) == [0]
-        assert ids(scheduler.running) == [1]
-        assert (first.pages, first.row) == ([], -1)
+        assert ids(scheduler.running) == [1], "retire takes those with a finish_reason out of running"
+        assert (first.pages, first.row) == ([], -1), "nobody reads its pages any more: _finish gives them back"
         check_pages(scheduler, [first, second])
         assert rows(scheduler.plan()) == [(1, 7, 1)]
 
@@ -182,6 +190,22 @@ class TestThePrefixCache:
         assert first.pages[:2] == second.pages[:2]
         assert (second, 0) in batch.moved, "its page table changed: the next step must not read the old pages"
         check_pages(scheduler, [first, second])
+
+    def test_pages_that_were_swapped_stay_held_for_the_steps_planned_with_them(self):
+        scheduler = new_scheduler(prefix_cache="radix", max_batch_tokens=12)
+        for id in range(2):
+            scheduler.add(new_request(id, list(range(20))))
+        steps = [scheduler.plan() for _ in range(3)]
+        assert [rows(step) for step in steps] == [[(0, 0, 12)], [(0, 12, 8), (1, 0, 4)], [(1, 4, 12)]]
+        second = scheduler.running[1]
+        own = second.pages[0]
+
+        scheduler.retire(steps[0], [TOKEN])
+        scheduler.retire(steps[1], [TOKEN, TOKEN])
+        assert second.pages[0] != own, "the first request's page 0 holds the same tokens"
+        assert scheduler.cache.pages.holders(own) == 1, "the third step was planned with this page and still reads it"
+        scheduler.retire(steps[2], [TOKEN])
+        assert scheduler.cache.pages.holders(own) == 0, "nothing reads it any more"
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5])

@@ -81,6 +81,8 @@ class Scene:
         if error < (atol or TILED_ATTENTION[out.dtype].atol):
             return
         i = owners[row]
-        found = "holds NaN" if error == torch.inf else f"is off by {error:.3g}"
         place = f"sequence {i} of {self.lens[i]} keys, token {self.lens[i] - self.starts[i + 1] + row}"
+        found = f"is off by {error:.3g}"
+        if error == torch.inf:
+            found = "holds NaN, which lies wherever nothing may be read, and is what was never written"
         raise AssertionError(f"the result of {place}, {found}. {why}".rstrip())

@@ -25,7 +25,11 @@ def check(scene: Scene, why: str = "") -> None:
 
 
 def test_a_sequence_that_fits_into_one_tile():
-    check(Scene([3, 1], page_size=16, head_dim=64))
+    why = (
+        "a tile was read before all of it had landed: wait for your own copies, then a barrier for all others; "
+        "and start a copy behind the last tile too, or the wait lets the last one through"
+    )
+    check(Scene([3, 1], page_size=16, head_dim=64), why)
 
 
 def test_several_tiles_take_turns_in_the_two_buffers():

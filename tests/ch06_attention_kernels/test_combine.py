@@ -28,8 +28,8 @@ def test_two_parts_by_hand():
     """Sums of weights 3 and 1: three quarters of the one, a quarter of the other."""
     result, log_sum = combine([[8.0, 0.0], [0.0, 4.0]], [math.log(3), 0.0])
 
-    assert result == pytest.approx([6.0, 1.0])
-    assert log_sum == pytest.approx(math.log(4))
+    assert result == pytest.approx([6.0, 1.0]), "weigh each part by exp(log sum), and divide by the sum of these"
+    assert log_sum == pytest.approx(math.log(4)), "sums of weights add up; add the largest again"
 
 
 def test_one_part_is_the_result():
@@ -75,7 +75,7 @@ def test_a_part_that_saw_nothing_is_not_looked_at():
 def test_parts_that_all_saw_nothing_give_zeros():
     result, log_sum = combined(part([], []), part([], []))
 
-    assert result == [0.0]
+    assert result == [0.0], "as many zeros as a result has numbers"
     assert log_sum == -INF
 
 
@@ -83,5 +83,5 @@ def test_parts_that_all_saw_nothing_give_zeros():
 def test_log_sums_whose_exponentials_no_number_can_hold(level):
     result, log_sum = combine([[8.0], [0.0]], [level + math.log(3), level])
 
-    assert result == pytest.approx([6.0])
-    assert log_sum == pytest.approx(level + math.log(4))
+    assert result == pytest.approx([6.0]), "subtract the largest log sum before exp"
+    assert log_sum == pytest.approx(level + math.log(4)), "add the largest log sum again"

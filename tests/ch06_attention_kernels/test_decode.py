@@ -31,7 +31,10 @@ def check(scene: Scene, monkeypatch, splits: int = 1, why: str = "") -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_query_attends_to_all_keys_of_its_sequence(dtype, monkeypatch):
-    why = "K and V have strides of their own; scores go to softmax_step unscaled"
+    why = (
+        "keys beyond the end (most of a tile for the sequence of 1) score -inf; K and V have strides of their own; "
+        "scores go to softmax_step unscaled"
+    )
     check(Scene([5, 1, 130], dtype=dtype), monkeypatch, why=why)
 
 
@@ -48,7 +51,7 @@ def test_scores_that_rise_from_tile_to_tile(monkeypatch):
     scene.keys[places] *= torch.linspace(0.1, 6, len(places), device=device())[:, None, None]
     scene.q *= 2
 
-    check(scene, monkeypatch)
+    check(scene, monkeypatch, why="go on with the largest, total and acc that softmax_step returned")
 
 
 def test_scores_whose_exponentials_do_not_fit_an_fp32(monkeypatch):
@@ -65,7 +68,7 @@ def test_pages_lie_anywhere_and_have_any_size(page_size, monkeypatch):
 
 @pytest.mark.parametrize("group", [1, 3])
 def test_query_heads_share_a_kv_head(group, monkeypatch):
-    check(Scene([40], group=group, kv_heads=2), monkeypatch)
+    check(Scene([40], group=group, kv_heads=2), monkeypatch, why="a row of the query [M, D] is one head of the group")
 
 
 @pytest.mark.parametrize("head_dim", [24, 40])
@@ -80,7 +83,7 @@ def test_splits_start_and_end_where_they_should(splits, monkeypatch):
 
 
 def test_with_a_window_the_first_key_is_not_the_sequences(monkeypatch):
-    check(Scene([150, 10], window=33), monkeypatch)
+    check(Scene([150, 10], window=33), monkeypatch, why="begin at `first`, which is not 0 here, nor a page's beginning")
 
 
 @triton.jit

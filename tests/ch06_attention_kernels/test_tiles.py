@@ -24,7 +24,7 @@ def check(scene: Scene, why: str = "") -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_each_token_of_a_prompt_sees_itself_and_those_before_it(dtype):
-    check(Scene([9], [9], dtype=dtype), "a token sees itself")
+    check(Scene([9], [9], dtype=dtype), "a token sees itself, and keys at `end` and beyond are not loaded")
 
 
 def test_tiles_without_a_mask_are_added_to_those_with_one():
@@ -49,7 +49,7 @@ def test_a_large_score_in_the_last_tile_makes_earlier_ones_smaller():
     scene.keys[places] *= torch.linspace(0.1, 5, len(places), device=scene.keys.device)[:, None, None]
     scene.q *= 2
 
-    check(scene)
+    check(scene, "go on with the largest, total and acc that softmax_step returned")
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 100])
@@ -64,7 +64,7 @@ def test_a_query_whose_window_begins_after_a_tile_sees_nothing_of_it():
 
 @pytest.mark.parametrize("page_size", [1, 3])
 def test_pages_lie_anywhere_and_have_any_size(page_size):
-    check(Scene([20, 11], [7, 11], page_size=page_size))
+    check(Scene([20, 11], [7, 11], page_size=page_size), "a key lies at page · PAGE_SIZE + place in the page")
 
 
 @pytest.mark.parametrize("head_dim", [24, 40])

@@ -30,9 +30,9 @@ def run(scores, values, tile):
 def test_the_first_tile_by_hand():
     state = update(begin(1), [0.0, math.log(3)], [[8.0], [4.0]])
 
-    assert state.largest == pytest.approx(math.log(3))
-    assert state.total == pytest.approx(1 + 1 / 3)  # relative to the largest score, whose weight is 1
-    assert state.acc == pytest.approx([4 + 8 / 3])
+    assert state.largest == pytest.approx(math.log(3)), "the largest score is the larger of this tile's two"
+    assert state.total == pytest.approx(1 + 1 / 3), "weights are exp(score - largest): the largest score weighs 1"
+    assert state.acc == pytest.approx([4 + 8 / 3]), "the sum of weight · value, not yet divided by the total"
 
 
 def test_a_larger_score_later_makes_what_was_summed_before_smaller():
@@ -52,7 +52,7 @@ def test_a_tile_of_small_scores_leaves_the_largest_as_it_was():
 
     assert state.largest == 2.0, "the largest score of the row so far, not that of the last tile"
     assert state.total == pytest.approx(1.5)
-    assert state.acc == pytest.approx([6.5])
+    assert state.acc == pytest.approx([6.5]), "5 as it was, and half of 3: a score that is log 2 smaller weighs 1/2"
 
 
 @pytest.mark.parametrize("tile", [1, 2, 3, 7, 20])
@@ -77,7 +77,7 @@ def test_scores_whose_exponentials_no_number_can_hold():
 def test_masked_scores_weigh_nothing():
     result, _ = finish(run([-INF, 1.0, 1.0, -INF], [[100.0], [2.0], [4.0], [100.0]], tile=2))
 
-    assert result == pytest.approx([3.0])
+    assert result == pytest.approx([3.0]), "a score of -inf was taken for a weight, or its value counted"
 
 
 def test_tiles_that_are_masked_altogether_change_nothing():
@@ -90,7 +90,7 @@ def test_tiles_that_are_masked_altogether_change_nothing():
 def test_nothing_seen_is_nothing_summed():
     state = update(begin(2), [-INF, -INF], [[1.0, 1.0], [1.0, 1.0]])
 
-    assert state == begin(2)
+    assert state == begin(2), "while every score is -inf, the state stays as it is"
 
 
 def test_the_state_before_is_not_changed():

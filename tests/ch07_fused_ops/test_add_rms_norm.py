@@ -47,7 +47,7 @@ def test_the_sum_is_normalised_not_one_of_its_parts(tokens, hidden, dtype):
 
     normed, total = add_rms_norm(x, residual, weight, EPS)
 
-    check(FUSED[dtype], normed, exact_norm(total, weight), "normed_out is the norm of the sum over HIDDEN columns")
+    check(FUSED[dtype], normed, exact_norm(total, weight), "the norm of the sum as it was rounded, over HIDDEN columns")
 
 
 def test_rows_may_lie_apart_and_what_is_between_them_is_not_read(dtype):
@@ -71,6 +71,16 @@ def test_squares_are_summed_in_fp32(dtype):
     normed, total = add_rms_norm(x, residual, weight, EPS)
 
     check(FUSED[dtype], normed, exact_norm(total, weight), "fp16 ends at 65,504: go to fp32 before squaring")
+
+
+def test_the_norm_is_rounded_before_it_meets_the_weight():
+    """2 / √6.5 is 0.78446, of which fp16 keeps 0.78467: times 9.4375 that is another number in fp16."""
+    x, residual = torch.tensor([[[1.0, 1.0]], [[1.0, 2.0]]], device=DEVICE).half()
+    weight = torch.tensor([9.4375, 1.0], device=DEVICE).half()
+
+    normed, _ = add_rms_norm(x, residual, weight, 0.0)
+
+    assert normed[0, 0].item() == 7.40625, "round the normed row to the dtype of x, then multiply by the weight"
 
 
 def test_eps_stands_under_the_root(dtype):

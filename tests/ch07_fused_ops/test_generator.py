@@ -49,6 +49,7 @@ def test_the_lines_are_lines_of_a_program():
     except SyntaxError as error:
         pytest.fail(f"the lines do not parse: {error}\n{text}", pytrace=False)
     names = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name)}
+    assert "name" not in names, f"{{name}} stands in a line as it is: make it an f-string\n{text}"
     assert {"squares", "value"} <= names, "the loop's part adds to `squares` and changes `value`"
     assert "norm_weight_2_ptr" in names, "the weight is at NAME_ptr, with the name that emit_in_product is given"
 

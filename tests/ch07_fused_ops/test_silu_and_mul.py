@@ -46,6 +46,13 @@ def test_the_exponential_is_taken_in_fp32(dtype):
     check(FUSED[dtype], silu_and_mul(gate_up), exact(gate_up), "e¹² is beyond fp16: compute in fp32, round at the end")
 
 
+def test_silu_is_rounded_before_it_meets_up():
+    """silu(2.234375) is 2.01830, of which fp16 keeps 2.01758: times 1.6875 that is another number in fp16."""
+    gate_up = torch.tensor([[2.234375, 1.6875]], device=DEVICE).half()
+
+    assert silu_and_mul(gate_up).item() == 3.404296875, "round silu to the dtype of gate, then multiply by up"
+
+
 @interpreted
 def test_each_byte_is_moved_once():
     from minisgl_kernels.triton.score import count_bytes
@@ -54,8 +61,8 @@ def test_each_byte_is_moved_once():
     with count_bytes() as moved:
         out = silu_and_mul(gate_up)
 
-    assert moved.read == gate_up.nbytes, f"{moved.read:,} bytes read of {gate_up.nbytes:,}"
-    assert moved.written == out.nbytes, f"{moved.written:,} bytes written of {out.nbytes:,}"
+    assert moved.read == gate_up.nbytes, f"{moved.read:,} bytes read of {gate_up.nbytes:,}: load gate and up once"
+    assert moved.written == out.nbytes, f"{moved.written:,} bytes written of {out.nbytes:,}: a tile is one program's"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def test_a_replay_sees_what_the_memory_holds_then(graphs):
 
     inputs.copy_(torch.tensor([5, 6], device=DEVICE))
 
-    assert graphs.replay("double").tolist() == [10, 12]
+    assert graphs.replay("double").tolist() == [10, 12], "keep what graph.capture(step) returned: replays fill that"
 
 
 def test_the_step_runs_once_for_real_before_it_is_recorded(graphs):
@@ -33,7 +33,7 @@ def test_the_step_runs_once_for_real_before_it_is_recorded(graphs):
         return inputs + 1
 
     graphs.capture("step", step)
-    assert seen == [False, True]
+    assert seen == [False, True], "warm_up runs the step for real, then capture records it"
 
 
 def test_the_graph_itself_warms_up_as_it_knows_on_which_stream(graphs, monkeypatch):
@@ -49,7 +49,7 @@ def test_the_graph_itself_warms_up_as_it_knows_on_which_stream(graphs, monkeypat
     monkeypatch.setattr("minisgl.engine.graph.new_graph", lambda device, pool: Logged())
     graphs.capture("step", lambda: None)
 
-    assert log == ["warm_up", "capture"]
+    assert log == ["warm_up", "capture"], "graph.warm_up(step), which takes the stream of the capture; not step()"
 
 
 def test_what_a_step_does_at_its_first_run_only_is_not_recorded(graphs):

@@ -35,16 +35,16 @@ class Rows:
 def test_everything_comes_by_place_and_not_by_row():
     ids, _, _, _, tables, seeds, temperatures = Rows(2, 0).decode()
 
-    assert ids.tolist() == [52, 50]
-    assert tables.tolist() == [TABLES[2], TABLES[0]]
-    assert seeds.tolist() == [102, 100]
-    assert temperatures.tolist() == [1.5, 0.0]
+    assert ids.tolist() == [52, 50], "place i belongs to row order[i]"
+    assert tables.tolist() == [TABLES[2], TABLES[0]], "place i belongs to row order[i]"
+    assert seeds.tolist() == [102, 100], "place i belongs to row order[i]"
+    assert temperatures.tolist() == [1.5, 0.0], "place i belongs to row order[i]"
 
 
 def test_a_token_stands_behind_those_before_it():
     _, positions, _, kv_lens, *_ = Rows(2, 0, 1).decode()
-    assert positions.tolist() == [8, 6, 3]
-    assert kv_lens.tolist() == [9, 7, 4], "with this one"
+    assert positions.tolist() == [8, 6, 3], "a row's length is how many tokens come before: the position of this one"
+    assert kv_lens.tolist() == [9, 7, 4], "the sequence's length counts this token too"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_its_slot_is_in_the_page_of_its_position(row, length, slot):
     rows = Rows(row)
     rows.lengths[row] = length
 
-    assert rows.decode()[2].tolist() == [slot]
+    page, place = TABLES[row][length // PAGE], length % PAGE
+    why = f"position {length} is at place {place} of page {page}, which is number {length // PAGE} in the row's table"
+    assert rows.decode()[2].tolist() == [slot], why
 
 
 def test_nobody_writes_to_the_dummy_page():
@@ -66,7 +68,7 @@ def test_nobody_writes_to_the_dummy_page():
 def test_64_bits_stay_64_bits_and_the_temperature_is_what_sampling_takes():
     ids, positions, slots, kv_lens, tables, seeds, temperatures = Rows(1).decode()
     assert {each.dtype for each in (ids, positions, slots, kv_lens, tables, seeds)} == {torch.int64}
-    assert temperatures.dtype == torch.float32
+    assert temperatures.dtype == torch.float32, "the rows keep fp64, sampling takes fp32"
     assert seeds.item() == SEEDS[1]
 
 

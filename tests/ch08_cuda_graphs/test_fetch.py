@@ -76,7 +76,7 @@ def test_tokens_of_a_step_are_those_of_its_time(runner):
 
 def test_two_steps_may_be_under_way(runner):
     first, second = runner._fetch(tokens(1, 2, 3)), runner._fetch(tokens(4, 5))
-    assert (first(), second()) == ([1, 2, 3], [4, 5])
+    assert (first(), second()) == ([1, 2, 3], [4, 5]), "take a buffer for each step: next(self._read)"
 
 
 def test_the_third_step_uses_the_memory_of_the_first_again(runner):
@@ -86,7 +86,7 @@ def test_the_third_step_uses_the_memory_of_the_first_again(runner):
 
 def test_nobody_waits_when_a_step_is_launched(runner, late):
     runner._fetch(tokens(5, 6))
-    assert late.log == ["record 0"]
+    assert late.log == ["record 0"], "record the event behind the copy, and wait for nothing yet"
 
 
 def test_tokens_are_read_after_their_event(runner, late):

@@ -27,8 +27,8 @@ def test_tokens_and_lengths_are_kept_by_row_and_not_by_place(rows):
 
     keep_tokens(ints(61, 62), ints(4, 1), ints(6, 3), tokens, lengths)
 
-    assert tokens.tolist() == [10, 62, 12, 13, 61, 15]
-    assert lengths.tolist() == [1, 3, 3, 4, 6, 0]
+    assert tokens.tolist() == [10, 62, 12, 13, 61, 15], "row rows[i] holds chosen[i], in the very tensor that was given"
+    assert lengths.tolist() == [1, 3, 3, 4, 6, 0], "row rows[i] holds kv_lens[i], in the very tensor that was given"
 
 
 def test_nobody_never_grows(rows):
@@ -36,20 +36,20 @@ def test_nobody_never_grows(rows):
     tokens, lengths = rows
     for _ in range(3):
         keep_tokens(ints(61, 62, 63), ints(2, NOBODY, NOBODY), ints(4, 1, 1), tokens, lengths)
-    assert lengths.tolist() == [1, 2, 4, 4, 5, 0]
+    assert lengths.tolist() == [1, 2, 4, 4, 5, 0], "the last row is nobody's: its length stays 0"
 
 
 def test_a_row_without_a_valid_token_feeds_one_that_can_be_looked_up(rows):
     tokens, lengths = rows
     keep_tokens(ints(-1, 62), ints(3, 0), ints(5, 2), tokens, lengths)  # NaN: the host will end this request
-    assert tokens[[3, 0]].tolist() == [0, 62]
+    assert tokens[[3, 0]].tolist() == [0, 62], "-1 is kept as 0: the embedding has no row -1"
 
 
 def test_what_was_chosen_stays_as_it_is(rows):
     """The host has yet to read it, -1 included."""
     chosen = ints(-1, 62)
     keep_tokens(chosen, ints(3, 0), ints(5, 2), *rows)
-    assert chosen.tolist() == [-1, 62]
+    assert chosen.tolist() == [-1, 62], "the host reads `chosen`: clamp a copy"
 
 
 def test_the_next_step_begins_where_this_one_ended(rows):

@@ -67,7 +67,7 @@ def test_a_size_is_recorded_when_it_is_first_met_and_never_again(model):
     for n in (3, 2, 3, 1, 3, 2):
         go_on(replayed, runner, requests[:n], steps=2)
 
-    assert len(runner._graphs) == 3  # of 1, 2 and 4
+    assert len(runner._graphs) == 3, "one graph of 1 place, one of 2 and one of 4"
 
 
 def test_padding_writes_to_no_page_of_anybody(model):
@@ -148,7 +148,7 @@ def test_chunks_and_decodes_replay_side_by_side(model):
             decoding.pop(0)
         found.append(tokens)
 
-    assert found[1] == found[0]
+    assert found[1] == found[0], "lay a mixed step out where the graph reads: in self._laid_out"
     assert len(other._graphs) == 1
 
 
@@ -163,7 +163,24 @@ def test_the_work_of_a_replay_is_counted(model):
     shape = model.config
     a_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
     after = runner.work.graph_steps, runner.work.kv_bytes_read, runner.work.kv_bytes_written
-    assert [b - a for a, b in zip(before, after, strict=True)] == [1, a_token * (4 + 5), a_token * 2]
+    expected = [1, a_token * (4 + 5), a_token * 2]
+    why = "one of graph_steps; all tokens of each sequence are read, those of this step written; padding is no work"
+    assert [b - a for a, b in zip(before, after, strict=True)] == expected, why
+
+
+def test_a_chunk_reads_the_keys_of_its_sequence_once_however_many_tokens_it_has(model):
+    runner = new_runner(model, in_graph=ChunkAttention)
+    requests = prefilled(runner, 0)
+    reading = new_request(2, prompt=9, pages=[20, 21, 22])
+    before = runner.work.kv_bytes_read, runner.work.kv_bytes_written
+
+    replayed(runner, step((requests[0], 3, 1), (reading, 0, 6), moved=[(reading, 0)]))
+
+    shape = model.config
+    a_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
+    after = runner.work.kv_bytes_read, runner.work.kv_bytes_written
+    why = "4 and 6 tokens are read, not 1 · 4 + 6 · 6: once for each sequence; 1 and 6 are written"
+    assert [b - a for a, b in zip(before, after, strict=True)] == [a_token * (4 + 6), a_token * (1 + 6)], why
 
 
 def test_steps_and_tokens_are_left_to_launch_to_count(model):
@@ -183,4 +200,5 @@ def test_what_comes_back_has_the_graphs_size(model):
     batch = decode(prefilled(runner, 0, 1, 2))
 
     with torch.inference_mode():
-        assert len(runner._replay(batch, runner._key(batch, False))) == 4
+        tokens = runner._replay(batch, runner._key(batch, False))
+    assert len(tokens) == 4, "3 requests in a graph of 4: `launch` cuts the padding off"

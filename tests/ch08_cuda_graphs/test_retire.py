@@ -36,7 +36,7 @@ def test_nothing_is_taken_in_while_no_more_are_in_flight_than_may_be(engine):
     engine.add(new_request(0, prompt=5))
     read = take_off(engine, steps=1)
 
-    assert engine._retire(1) == []
+    assert engine._retire(1) == [], "one is in flight and one may be: nothing to take in"
     assert (read, len(engine.flights)) == ([], 1)
 
 
@@ -47,7 +47,7 @@ def test_the_oldest_are_taken_in_first(engine):
 
     engine._retire(0)
 
-    assert (read, request.output) == ([0, 1, 2], [50, 51, 52])
+    assert (read, request.output) == ([0, 1, 2], [50, 51, 52]), "the oldest is flights[0]"
     assert len(engine.flights) == 0
 
 

@@ -18,7 +18,8 @@ def model():
 def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_read(model):
     log = Log(engine := new_engine(model))
     run(engine, new_request(0, prompt=5, max_tokens=4))
-    assert log.events == ["launch 0", "launch 1", "read 0", "launch 2", "read 1", "launch 3", "read 2", "read 3"]
+    expected = ["launch 0", "launch 1", "read 0", "launch 2", "read 1", "launch 3", "read 2", "read 3"]
+    assert log.events == expected, "launch step k + 1, then read k; the last one is read when nothing is planned"
 
 
 def test_without_overlap_each_step_is_over_when_the_next_is_planned(model):
@@ -70,7 +71,8 @@ def test_when_nobody_is_left_nothing_stays_in_flight(model):
     while request.finish_reason is None:
         engine.step()
 
-    assert (len(engine.flights), engine.has_work) == (0, False)
+    why = "the scheduler has no work left, and a step is in flight: take it in"
+    assert (len(engine.flights), engine.has_work) == (0, False), why
     check_whole(engine.scheduler)
 
 
@@ -114,7 +116,8 @@ def test_a_step_that_needs_the_host_is_launched_when_all_before_it_are_read(mode
     engine.add(penalised := new_request(1, prompt=5, **BY_HOST))
     grown = engine.step()
 
-    assert log.events[3:] == ["read 1", "launch 2", "read 2"]
+    why = "before it and behind it: its tokens are read before anything else is planned"
+    assert log.events[3:] == ["read 1", "launch 2", "read 2"], why
     assert [request.id for request in grown] == [0, 1], "tokens of both steps came in, and each request comes out once"
     assert len(penalised.output) == 1
 
@@ -202,7 +205,8 @@ def test_what_a_failed_launch_did_not_send_is_sent_by_the_next(model, monkeypatc
         with pytest.raises(MemoryError):
             engine.step()
     assert run(engine) == []
-    assert [request.output for request in requests] == expected
+    why = "what was to be sent did not arrive: tell the runner's rows to forget(batch)"
+    assert [request.output for request in requests] == expected, why
 
 
 def test_overlap_begins_again_after_a_failure(model):
@@ -318,6 +322,8 @@ def finish(engine):
 
 
 def test_an_interrupted_wait_for_what_the_host_must_know_loses_no_plan(model):
+    """The plan was made before that wait: it is taken back too, or tokens that nobody computed count as computed."""
+
     def requests():
         return new_request(0, prompt=5, max_tokens=6), new_request(1, prompt=5, **BY_HOST)
 
@@ -351,6 +357,8 @@ def test_after_an_interrupted_wait_no_third_step_takes_off(model):
 
 
 def test_a_failed_launch_is_remembered_until_the_steps_before_are_taken_in(model):
+    """`_failed` stays True while `_retire(0)` is interrupted: the next step must still take all of them in."""
+
     def requests():
         return new_request(0, prompt=5, max_tokens=8), new_request(1, prompt=7, max_tokens=6)
 

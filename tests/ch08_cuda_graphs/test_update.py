@@ -32,7 +32,7 @@ def test_a_newcomer_brings_its_page_table(rows):
 
     rows.update(step((request, 0, 9), moved=[(request, 0)]), 1)
 
-    assert pages_of(rows, 2, 4) == [7, 3, 11, 0]
+    assert pages_of(rows, 2, 4) == [7, 3, 11, 0], "row 2's table begins at 2 · P of self._state, and changes in place"
     assert rows.page_tables[[0, 1, 3, 4, 5, 6]].count_nonzero() == 0, "nobody else's table changed"
 
 
@@ -61,7 +61,7 @@ def test_whatever_changed_travels_in_one_copy(rows, sent):
 
     rows.update(step((first, 0, 5), (second, 0, 1), moved=[(first, 0), (second, 0)]), 4)
 
-    assert len(sent.copies) == 1
+    assert len(sent.copies) == 1, "collect all places and values, then send once"
 
 
 def test_a_step_like_the_one_before_sends_nothing(rows, sent):
@@ -72,7 +72,7 @@ def test_a_step_like_the_one_before_sends_nothing(rows, sent):
     rows.update(step((a, 6, 1), (b, 6, 1)), 2)  # their tokens at 6 are not known to the host yet
     rows.update(step((a, 7, 1), (b, 7, 1)), 2)
 
-    assert sent.copies == []
+    assert sent.copies == [], "nothing changed: send what differs from what the device has, else nothing"
 
 
 def test_one_new_page_is_one_number_and_its_place(rows, sent):
@@ -82,7 +82,7 @@ def test_one_new_page_is_one_number_and_its_place(rows, sent):
 
     rows.update(step((a, 5, 1), moved=[(a, 2)]), 1)
 
-    assert sent.copies == [[1, 1]]
+    assert sent.copies == [[1, 1]], "one page changed: send request.pages[first:] and their places, no more"
     assert pages_of(rows, 3, 4) == [13, 23, 17, 0]
 
 
@@ -92,7 +92,7 @@ def test_a_table_that_changed_from_its_first_page_on_is_sent_anew(rows):
 
     rows.update(step((a, 5, 1), moved=[(a, 0)]), 1)
 
-    assert pages_of(rows, 3, 2) == [30, 23]
+    assert pages_of(rows, 3, 2) == [30, 23], "`moved` says from which page on the table changed: from 0"
 
 
 def test_a_request_that_has_lost_its_row_meanwhile_is_passed_over(rows):
@@ -102,12 +102,12 @@ def test_a_request_that_has_lost_its_row_meanwhile_is_passed_over(rows):
 
     rows.update(step((a, 5, 1), moved=[(gone, 0)]), 1)
 
-    assert rows.page_tables[1:].count_nonzero() == 0
+    assert rows.page_tables[1:].count_nonzero() == 0, "row -1 is Python's last one, which is nobody's"
 
 
 def test_places_of_the_batch_name_their_rows_and_the_rest_is_nobodys(rows):
     decoding(rows, 4, 1, 2, size=4)
-    assert rows.order[:4].tolist() == [4, 1, 2, rows.nobody]
+    assert rows.order[:4].tolist() == [4, 1, 2, rows.nobody], "size places: the batch's rows in its order, then nobody"
 
 
 def test_who_leaves_the_batch_leaves_its_place(rows):
@@ -156,7 +156,9 @@ def test_places_beyond_the_size_are_remembered_as_they_are(rows):
     rows.update(step((a, 5, 1)), 1)  # places 1 and 2 are not looked at
     rows.update(step((a, 6, 1)), 4)
 
-    assert rows.order[:4].tolist() == [0, rows.nobody, rows.nobody, rows.nobody]
+    assert rows.order[:4].tolist() == [0, rows.nobody, rows.nobody, rows.nobody], (
+        "remember of each place what was sent for it, and of those beyond the size what they held before"
+    )
 
 
 def test_a_decode_whose_token_the_device_does_not_have_brings_it(rows):
@@ -206,7 +208,8 @@ def test_a_newcomer_takes_nothing_from_who_had_its_row_before(rows):
 
     rows.update(step((newcomer, 5, 1), moved=[(newcomer, 0)]), 1)
 
-    assert (pages_of(rows, 3, 2), rows.seeds[3].item(), rows.temperature[3].item()) == ([8, 9], 77, 0.5)
+    told = pages_of(rows, 3, 2), rows.seeds[3].item(), rows.temperature[3].item()
+    assert told == ([8, 9], 77, 0.5), "the row had another owner: its sampling fields are new too"
     assert rows.decode(1).input_ids.tolist() == [newcomer.tokens[5]], "the device has a token at 5, of somebody else"
 
 
@@ -219,4 +222,4 @@ def test_a_request_that_gets_pages_again_is_no_newcomer(rows, sent):
 
     rows.update(step((a, 5, 1), moved=[(a, 0)]), 1)
 
-    assert sent.copies == [[3, 3]]
+    assert sent.copies == [[3, 3]], "its owner is the same request: its three pages, and no sampling fields"

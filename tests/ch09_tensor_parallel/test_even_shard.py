@@ -22,7 +22,10 @@ SIZES = [1, 2, 3, 4, 7, 8]
     ],
 )
 def test_ranks_hold_one_range_each_in_their_order(whole, size, ranges):
-    assert [even_shard(whole, seat).ranges for seat in seats(size)] == [(found,) for found in ranges]
+    found = [even_shard(whole, seat).ranges for seat in seats(size)]
+    assert found == [(expected,) for expected in ranges], (
+        f"{whole} on {size} ranks: {-(-whole // size)} each (rounded up), and none beyond {whole}"
+    )
 
 
 @pytest.mark.parametrize("whole", WHOLE)

@@ -48,7 +48,10 @@ def test_with_fewer_kv_heads_than_ranks_several_ranks_hold_the_same(heads, kv_he
     ],
 )
 def test_where_a_group_is_cut_a_kv_head_stands_twice_so_that_the_groups_are_equal(heads, kv_heads, held):
-    assert [kv_heads_of(heads, kv_heads, seat) for seat in seats(len(held))] == held
+    assert [kv_heads_of(heads, kv_heads, seat) for seat in seats(len(held))] == held, (
+        f"{heads // len(held)} query heads a rank, of which {heads // kv_heads} in a row read the same KV head: "
+        "the largest equal groups that read one KV head each"
+    )
 
 
 def test_one_rank_has_them_all():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl.distributed.comm import ALONE
+from minisgl.distributed.comm import ALONE, Unsummed
 from minisgl.layers.linear import RowLinear
 from tests.ch09_tensor_parallel.scene import filled
 from tests.distributed.group import in_threads
@@ -46,6 +46,21 @@ def test_a_bias_is_added_once(size):
     for rank, result in enumerate(in_threads(size, lambda comm: layer(comm, bias=True)(mine(comm)))):
         times = (result - X @ WEIGHT.T)[0] / BIAS
         assert torch.equal(result, X @ WEIGHT.T + BIAS), f"rank {rank} of {size} has the bias {times.tolist()} times"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_bias_is_in_the_parts_also_where_the_sum_is_taken_later(size):
+    """With --custom-all-reduce the layer's all_reduce returns what it got, and the norm behind it sums."""
+
+    def summed_later(comm):
+        part = layer(Unsummed(comm), bias=True)(mine(comm))
+        return comm.all_reduce(part)
+
+    for rank, result in enumerate(in_threads(size, summed_later)):
+        times = (result - X @ WEIGHT.T)[0] / BIAS
+        assert torch.equal(result, X @ WEIGHT.T + BIAS), (
+            f"rank {rank} of {size} has the bias {times.tolist()} times: one rank adds it, to its part, before the sum"
+        )
 
 
 def test_one_process_is_a_group_too():

@@ -105,7 +105,8 @@ def test_a_place_is_free_again_when_the_client_goes():
 def test_what_can_never_fit_is_the_clients_mistake_and_not_a_matter_of_time():
     service = new_service()
     error = refusal(service, RUNNING + QUEUE + 1)
-    assert (error.status_code, error.body["error"]["param"], error.headers) == (400, "n", None)
+    told = (error.status_code, error.body["error"]["param"], error.headers)
+    assert told == (400, "n", None), "more than all places: no 429 and no retry-after, since it will never fit"
     with service._hold(1):
         assert refusal(service, RUNNING + QUEUE + 1).status_code == 400
 

@@ -103,12 +103,12 @@ def test_a_stop_string_ends_an_answer_that_the_engine_still_writes():
     answer = new_answer("END")
     receive(answer, ids("Yes. END"))
     answer.read()
-    assert (answer.stopped, answer.is_open) == (True, False)
+    assert (answer.stopped, answer.is_open) == (True, False), "a stop string came: finish_reason is stop"
 
 
 def test_tokens_behind_the_one_that_completed_the_stop_string_are_not_counted():
     completion, _ = read_all([ids("Yes. END and more")], "END")
-    assert completion.token_ids == ids("Yes. END")
+    assert completion.token_ids == ids("Yes. END"), "say the tokens one by one to find which of them completed `END`"
     assert [entry.token_id for entry in completion.logprobs] == ids("Yes. END")
 
 
@@ -122,7 +122,7 @@ def test_a_stop_string_is_found_across_two_messages():
 def test_the_answer_is_the_same_however_the_steps_are_joined(lengths, stop):
     one_by_one, text = read_all([[token] for token in ids(TEXT)], *stop)
     merged, joined = read_all(cut(ids(TEXT), lengths), *stop)
-    assert seen(merged) == seen(one_by_one)
+    assert seen(merged) == seen(one_by_one), "joined steps gave another answer: copy before, go back, say one at a time"
     assert joined == text == merged.text
 
 

@@ -88,7 +88,7 @@ def test_done_comes_once_at_the_very_end_and_closes_the_response(usage):
     sent, _ = stream(Speaking(("Yes", 1)), usage=usage)
     assert sent.events_sent.count("[DONE]") == 1
     assert sent.events_sent[-1] == "[DONE]"
-    assert sent.ended
+    assert sent.ended, "the client waits for more: [DONE] is sent with last=True"
 
 
 def test_usage_comes_before_done_in_a_chunk_without_choices():
@@ -149,7 +149,7 @@ def test_a_piece_is_sent_before_the_next_one_comes():
 
 def test_a_piece_and_the_chunks_around_it_are_sent_in_one_go():
     sent, _ = stream(Speaking(("one", 1), (" two", 1)))
-    assert len(sent.sent) == 3  # role and text, text and end, [DONE]
+    assert len(sent.sent) == 3, "three calls of live.events: role and text, text and end, [DONE]"
 
 
 @pytest.mark.parametrize(("reason", "status"), [("error", 500), ("abort", 503)])
@@ -167,7 +167,10 @@ def test_an_answer_that_broke_off_is_an_error_and_neither_ended_nor_done(reason,
 def test_every_token_is_counted_once():
     _, service = stream(Speaking(("a", 1), ("b", 4), ("", 1)), Speaking(("c", 3), index=1))
     metrics = service.metrics
-    assert (metrics.generation_tokens, metrics.prompt_tokens, metrics.cached_tokens) == (9, PROMPT, CACHED)
+    assert metrics.generation_tokens == 9, "generation_tokens counts the tokens of each piece, those without text too"
+    assert (metrics.prompt_tokens, metrics.cached_tokens) == (PROMPT, CACHED), (
+        "metrics.ended counts them, once an answer"
+    )
     assert dict(metrics.finished) == {"stop": 2}
 
 
@@ -179,10 +182,20 @@ def test_every_token_is_counted_once():
     ],
 )
 def test_the_time_between_tokens_is_that_between_pieces_shared_by_their_tokens(monkeypatch, pieces, times, total):
-    clock = iter([10.0, *times])
-    monkeypatch.setattr("minisgl.server.service.time.perf_counter", lambda: next(clock))
-    answer = Speaking(*pieces)
+    now, ticks = [10.0], iter(times)
+    monkeypatch.setattr("minisgl.server.service.time.perf_counter", lambda: now[0])
+
+    class Timed(Speaking):
+        async def __anext__(self):
+            now[0] = next(ticks, now[0])
+            return await super().__anext__()
+
+    answer = Timed(*pieces)
     answer.completion.first_token_s = 1.0
-    metrics = stream(answer)[1].metrics
-    assert sum(metrics.between.counts) == sum(tokens for _, tokens in pieces) - 1
-    assert metrics.between.sum == pytest.approx(total)
+    between = stream(answer)[1].metrics.between
+    num = sum(tokens for _, tokens in pieces)
+    assert sum(between.counts) == num - 1, f"{num} tokens have {num - 1} times between them, not {sum(between.counts)}"
+    assert between.sum == pytest.approx(total), (
+        f"the stream began at 10.0, the first token came at 11.0, and pieces {pieces} were there at {times}: the times "
+        f"between tokens sum to {total}, not {between.sum}"
+    )

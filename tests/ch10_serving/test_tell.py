@@ -36,7 +36,7 @@ def test_every_token_is_told_once_and_in_order(overlap):
     steps = finish(server)
     for request in requests:
         tokens = [token for output in told(steps, request.id) for token in output.tokens]
-        assert tokens == request.output
+        assert tokens == request.output, "each token once, in order: m.news tells those behind the first `known`"
         assert len(tokens) == LONG.max_tokens
 
 
@@ -61,7 +61,7 @@ def test_who_has_ended_is_forgotten():
     for i in range(4):
         submit(server, i, [5, 6, i + 7], SamplingParams(max_tokens=i + 1, ignore_eos=True))
     finish(server)
-    assert server._known == {}
+    assert server._known == {}, "all four have ended: who has a finish_reason is forgotten, or the map grows for ever"
 
 
 def test_who_was_aborted_is_told_and_forgotten():

@@ -111,6 +111,21 @@ def test_a_task_whose_tests_need_a_later_task_is_told(first_chapter, edit):
     assert "test_triple fails without the message of this task or an earlier one" in text
 
 
+def test_a_task_that_cannot_pass_before_a_later_one_is_written_is_told(first_chapter, edit):
+    edit(
+        "tests/ch01_sums/test_double.py",
+        "triple(3) == 9",
+        "triple(3) == 9 and __import__('toy.sums').sums.countdown(1)",
+    )
+
+    text, sound = first_chapter()
+
+    assert "stubs: 3 of 3" in text
+    assert "with the tasks up to 01.1: tests fail" in text
+    assert "01.3 Count down" in text
+    assert not sound
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [

@@ -58,12 +58,12 @@ def committed_files() -> list[Path]:
 
 
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "chapters/index.md"])
 def test_every_make_command_of_a_page_is_a_target(page):
-    named = re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    named = re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
 
     assert named
     assert set(named) <= make_targets()
