@@ -15,6 +15,7 @@ from typing import NamedTuple
 from bs4 import BeautifulSoup, NavigableString, Tag
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
@@ -102,6 +103,14 @@ def link_pages(notebook: str, url: str, urls: Mapping[str, str]) -> str:
         KeyError: there is no such page.
     """
     return _PAGE.sub(lambda link: f'href="{get_relative_url(urls[link["source"]], url)}', notebook)
+
+
+@event_priority(100)  # before the macros
+def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Called by mkdocs with a page's source. A notebook is no template, whatever braces stand in its code."""
+    if page.file.src_uri.startswith("notebooks/"):
+        page.meta["render_macros"] = False
+    return markdown
 
 
 def on_page_content(content: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:

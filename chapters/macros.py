@@ -14,7 +14,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ RUNS_ON = {
     "gpu": "GPU",
     "multi-gpu": "several GPUs",
 }
-_chapters = functools.cache(partial(load_chapters, ROOT))  # a build asks a hundred times
+_chapters = functools.cache(load_chapters)  # a build asks a hundred times
 _SIZE = re.compile(r'<svg[^>]* viewBox="0 0 ([\d.]+) ([\d.]+)"')
 
 
@@ -54,7 +53,7 @@ def example(name: str) -> str:
 
 def task(task_id: str) -> str:
     """The task's box: what to write, how to verify it, hints folded."""
-    chapter, entry = find_task(_chapters(), task_id)
+    chapter, entry = find_task(_chapters(ROOT), task_id)
     own = files(ROOT, chapter)[entry.module].relative_to(ROOT).as_posix()
     symbol = find(ROOT, entry.symbol)
     speech = language(symbol.path)
@@ -69,7 +68,7 @@ def task(task_id: str) -> str:
 
 def solution(task_id: str) -> str:
     """The engine's own code for a task, folded."""
-    _, entry = find_task(_chapters(), task_id)
+    _, entry = find_task(_chapters(ROOT), task_id)
     return f'??? success "Solution {task_id} · {entry.title}"\n{_inside(code(entry.symbol))}\n'
 
 
@@ -163,7 +162,7 @@ def notebook(folder: Path, name: str) -> str:
 
 def course_map(builds: dict[int, str]) -> str:
     """The chapters that exist, each with the line that the page has for it; below, those that are planned."""
-    chapters = _chapters()
+    chapters = _chapters(ROOT)
     rows = ["| | chapter | you build | tasks | minutes | runs on |", "|--:|---|---|--:|--:|---|"]
     for chapter in chapters:
         if chapter.number not in builds:

@@ -23,8 +23,8 @@ SUB_PATH = "some/where"  # the site must not depend on standing at a server's ro
 
 
 def build(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a strict build into folder, without touching the repository."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder), *arguments]
+    """Run a strict build into folder, without touching the repository. A quiet one would not count its warnings."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder), *arguments]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
