@@ -13,6 +13,11 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # each would take al
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
 pytest_plugins = ["chapters.pytest_plugin"]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +36,16 @@ def smollm2_tokenizer(smollm2_path):
     from minisgl_hub import load_tokenizer
 
     return load_tokenizer(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, closed behind each file: while playwright has its loop, nothing else may run one in this process."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no {', '.join(BROWSERS)} on this machine")
+    with playwright.sync_playwright() as p:
+        chromium = p.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield chromium
+        chromium.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlparse
@@ -19,11 +18,6 @@ from tests.server.conftest import FLAGS, Served, launched, wait_until, write_tin
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("page")]
 
 PAGE = Path(__file__).parents[2] / "minisgl" / "server" / "page"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 CONTEXT = 4096
 KEY = "open sesame"
 
@@ -40,18 +34,6 @@ def server(tmp_path_factory):
     folder = write_tiny_model(tmp_path_factory.mktemp("long"), vocab_size=260, max_position_embeddings=CONTEXT)
     with launched(folder, *FLAGS) as served:
         yield served
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no {', '.join(BROWSERS)} on this machine")
-    with playwright.sync_playwright() as p:
-        chromium = p.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -13,11 +12,6 @@ from urllib.parse import urlparse
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 LEFT_BEHIND = "net::ERR_ABORTED"  # a request that was still on its way when the next page was opened
 SUB_PATH = "some/where"  # the site must not depend on standing at a server's root
 
@@ -52,18 +46,6 @@ def url(site):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/{SUB_PATH}/"
         server.shutdown()
-
-
-@pytest.fixture(scope="session")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no {', '.join(BROWSERS)} on this machine")
-    with playwright.sync_playwright() as p:
-        chromium = p.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture
