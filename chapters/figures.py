@@ -77,6 +77,16 @@ def chart(theme: Theme, xlabel: str, ylabel: str, width: float = 7.0, height: fl
     return figure, axes
 
 
+def bar_axes(axes: Axes, theme: Theme, xlabel: str) -> None:
+    """Dress axes of horizontal bars: each has its name, so the y axis needs no ticks."""
+    axes.set_xlabel(xlabel, color=theme.ink)
+    axes.patch.set_alpha(0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(theme.muted)
+    axes.tick_params(axis="y", length=0, labelcolor=theme.ink)
+    axes.tick_params(axis="x", color=theme.muted, labelcolor=theme.muted)
+
+
 def legend(axes: Axes, theme: Theme, **options: object) -> None:
     """A legend without a frame, from the labels of what was plotted."""
     axes.legend(frameon=False, labelcolor=theme.ink, **options)

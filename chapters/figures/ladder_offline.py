@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from benchmarks.record import load
-from chapters.figures import NEW, WEIGHTS, Q, Theme, tint
+from chapters.figures import NEW, WEIGHTS, Q, Theme, bar_axes, tint
 
 
 def draw(theme: Theme) -> Figure:
@@ -39,10 +39,5 @@ def draw(theme: Theme) -> Figure:
         axes.text(x, height, f"{name} {speed:,.0f}", ha=side, va="center", color=color, fontsize=8.5)
     axes.set_ylim(bottom, -0.9 - 0.6 * len(slower))  # the first chapter on top
     axes.set_xlim(0, 1.04 * limit)
-    axes.set_xlabel("output tokens a second", color=theme.ink)
-    axes.patch.set_alpha(0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(theme.muted)
-    axes.tick_params(axis="y", length=0, labelcolor=theme.ink)
-    axes.tick_params(axis="x", color=theme.muted, labelcolor=theme.muted)
+    bar_axes(axes, theme, "output tokens a second")
     return figure
